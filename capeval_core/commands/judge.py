@@ -14,6 +14,7 @@ from capeval_core.errors import Problems, file_error
 from capeval_core.inputs.samples import argument_of
 from capeval_core.judgements import tables
 from capeval_core.judgements.protocols import STATISTICS, JudgedSet, PoolSet, RatedSet, Scored
+from capeval_core.judgements.ratings import RatingOptions
 from capeval_core.judgements.scoring import SetScorer, labels_of
 from capeval_core.judgements.sets import SETS, SetEntry, find_visuals, load_set, set_entry
 from capeval_core.judgements.stored import FORMS, read_scores
@@ -40,8 +41,15 @@ def run(arguments: list[str]) -> int:
     if flags.out is not None and common.check_folder(flags.out):
         for end in _ENDS:
             terminal.check_output("--out", flags.out / f"{entry.name}{end}")
-    settings = {name: getattr(flags, name) for name in entry.settings if getattr(flags, name) is not None}
+    settings: dict[str, Any] = {
+        name: getattr(flags, name) for name in entry.settings if getattr(flags, name) is not None
+    }
+    if entry.name == "own":
+        settings["options"] = RatingOptions(**common.chosen(flags, RatingOptions))
+        settings["visuals"] = flags.visuals
     judged = load_set(entry.name, flags.data, **settings)
+    for message in judged.notes:
+        terminal.note(message)
     if flags.statistics:
         if not isinstance(judged, RatedSet) or judged.by_annotator:
             raise ValueError(f"--statistics: {entry.title} has no ratings that another statistic could be of")
@@ -159,7 +167,11 @@ def _write(flags: argparse.Namespace, entry: SetEntry, result: tables.Judged, sh
 def _parser(entry: SetEntry) -> terminal.Parser:
     words = {**entry._asdict(), "forms": FORMS, "of": "of ratings, of ", "known": ",".join(STATISTICS)}
     words |= {"source": f"\nSource: {entry.source}." if entry.source else "", "default": ""}
-    parser = terminal.parser_of(f"judge {entry.name}", "judge SET", "statistics", **words)
+    options = [RatingOptions] if entry.name == "own" else []
+    words["data"] = "the set, or a folder of sets; or a Hub data set's id"
+    if entry.name == "own":
+        words["data"] = "the table of ratings, or its folder; or a Hub data set's id"
+    parser = terminal.parser_of(f"judge {entry.name}", "judge SET", "statistics", options=options, **words)
     for setting, values in entry.settings.items():
         text = f"{' or '.join(values)} (default: {values[0]})"
         terminal.flag(parser.group("statistics"), f"--{setting} NAME", text, choices=values)

@@ -256,7 +256,7 @@ class _Collection:
         if links:
             candidates.id_column = links[0].candidate_column
         elif columns:
-            candidates.id_column = _fullest(candidates, columns)
+            candidates.id_column = fullest(candidates, columns)
 
     def file_column_of(self, candidates: TextFile, columns: Sequence[str]) -> str | None:
         """The column whose values name files of the folder; of annotations that name files only that one."""
@@ -267,10 +267,10 @@ class _Collection:
             return tuple(sorted(finder(name)))
 
         if candidates.records.names_files:
-            column = _best_column(candidates, [FILE_NAME], find, self.problems)
+            column = best_column(candidates, [FILE_NAME], find, self.problems)
             if column is not None:
                 return column
-        return _best_column(candidates, columns, find, self.problems)
+        return best_column(candidates, columns, find, self.problems)
 
     def shown_as_ids(self, candidates: TextFile) -> None:
         """Let the first column be the ids of rows, where its values and files are pairs."""
@@ -677,7 +677,7 @@ def _refuse_rival(
         raise problems.error()
 
 
-def _best_column(
+def best_column(
     file: TextFile, columns: Sequence[str], find: Callable[[str], tuple[str, ...]], problems: Problems
 ) -> str | None:
     """The column whose values name something in most records; note two that name different things."""
@@ -709,7 +709,7 @@ def _best_column(
     return best
 
 
-def _fullest(file: TextFile, columns: Sequence[str]) -> str:
+def fullest(file: TextFile, columns: Sequence[str]) -> str:
     """The column that has an id in most records, the first of those."""
     return max(columns, key=lambda column: sum(image_id is not None for image_id in file.ids(column)))
 

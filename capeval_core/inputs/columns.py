@@ -37,7 +37,7 @@ _LOOKED_AT = 1_000  # records that tell what a column holds
 _LONGEST_ID = 1_000
 _MISSING = {"nan", "NaN", "None", "null", "NULL", "<NA>"}
 """What `str`, pandas and databases write for a missing value."""
-_OPTION = {"caption": "caption_column", "references": "reference_column"}
+_OPTION = {"caption": "caption_column", "references": "reference_column"}  # by role
 _LISTS = ("references", "captions")
 _ANSWERS = tuple(names.listed("answer"))
 _SPEAKERS = frozenset(names.listed("answer", "speakers"))
@@ -431,9 +431,7 @@ def read_texts(
         file = TextFile(records, role, replace(options, id_column=header[0]), header[1:])
         _read_wide(file, problems)
     else:
-        groups = text_groups(records, role, options, several=role == "references" or wide)
-        file = TextFile(records, role, options, [name for group in groups for name in group])
-        _read_groups(file, groups, problems)
+        file = texts_of(records, role, options, problems, several=role == "references" or wide)
     file.splits = splits
     file.notes = [*records.notes, *notes, *file.notes]
     missing = [owner for owner, text in zip(file.owners, file.texts, strict=True) if text.strip() in _MISSING]
@@ -443,6 +441,16 @@ def read_texts(
             f"{file.path}: {len(missing):,} of {len(file.texts):,} captions are a word for a missing value, "
             f"such as 'nan' ({file.place(missing[0])}), and are read: leave those rows out if there is none"
         )
+    return file
+
+
+def texts_of(
+    records: Records, role: str, options: FileOptions, problems: Problems, *, several: bool
+) -> TextFile:
+    """The texts of records; several: whether numbered columns are read together. Raises FileError."""
+    groups = text_groups(records, role, options, several=several)
+    file = TextFile(records, role, options, [name for group in groups for name in group])
+    _read_groups(file, groups, problems)
     return file
 
 
@@ -650,7 +658,7 @@ def refuse_unused(options: FileOptions, read: Sequence[TextFile], problems: Prob
     paths = " or ".join(str(file.path) for file in read)
     columns = dict.fromkeys(name for file in read for name in file.records.fields if name not in (KEY, VALUE))
     has_columns = f"the columns are {some_of(columns)}" if columns else "captions there have no columns"
-    for name in ("id_column", "caption_column", "reference_column"):
+    for name in [name for name in options.describe() if name.endswith("_column")]:
         value = getattr(options, name)
         if value is None or any(chosen_columns(file.records, value) for file in read):
             continue

@@ -15,6 +15,7 @@ _TABLE: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("columns.toml").read_text(encoding="utf-8")
 )
 _NUMBERED = re.compile(r"(.*?[^\d])[ _-]?(\d{1,3})")
+_LETTERED = re.compile(r"(.{2,}?)[ _-]([A-Za-z])")
 
 
 @cache
@@ -46,7 +47,7 @@ def levels(role: str) -> Sequence[Sequence[str]]:
 
 @cache
 def is_name(name: str, role: str) -> bool:
-    """Whether a column of this name may have a role: `id`, `caption`, `references`, `split`, `left_out`."""
+    """Whether a column of this name may have a role, a table of `columns.toml` with names."""
     return any(plain(name) in level or plain(base_of(name)) in level for level in levels(role))
 
 
@@ -62,6 +63,19 @@ def number_of(name: str) -> int:
     """The number of a numbered column; that of the first one, which may have none, is 0."""
     match = _NUMBERED.fullmatch(name)
     return int(match[2]) if match else 0
+
+
+@cache
+def annotators_of(name: str) -> str | None:
+    """The family of columns of annotators that a name belongs to: `rater` of `rater_1`, `Rater A`."""
+    match = _NUMBERED.fullmatch(name) or _LETTERED.fullmatch(name)
+    family = plain(match[1]) if match else ""
+    return family if family in map(plain, listed("rating", "annotators")) else None
+
+
+def is_rating(name: str) -> bool:
+    """Whether a column of this name may hold ratings, of everybody or of an annotator."""
+    return is_name(name, "rating") or annotators_of(name) is not None
 
 
 @cache

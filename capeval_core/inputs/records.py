@@ -92,14 +92,14 @@ def read_records(
 ) -> Records:
     """The records of a file, of a folder, or of standard input (`-`).
 
-    role: `caption` or `references`, which chooses between two lists of one file. expected: names of columns
-    that the user gives. wide: whether a table may have a column for each captioner. Wrong records are noted
-    as problems; FileError where nothing can be read.
+    role: `caption` or `references`, which chooses between two lists of one file, or `rating`, for which
+    numbers are read as well. expected: names of columns that the user gives. wide: whether a table may have a
+    column for each captioner. Wrong records are noted as problems; FileError where nothing can be read.
     """
     reader = _Reader(Path(path), role, problems, frozenset(expected), wide)
     records = reader.read()
     if not records.rows and not problems:
-        raise file_error(records.path, "holds no captions")
+        raise file_error(records.path, f"holds no {'ratings' if role == 'rating' else 'captions'}")
     return records
 
 
@@ -316,6 +316,8 @@ class _Reader:
     def has_text(self, value: Mapping[str, Any]) -> bool:
         if not self.expected.isdisjoint(value):
             return True
+        if self.role == "rating" and any(map(names.is_rating, value)):
+            return True
         return self.has_name(value, "caption") or self.has_name(value, "references")
 
     def has_name(self, value: Mapping[str, Any], role: str) -> bool:
@@ -437,11 +439,11 @@ class _Reader:
 
     def header_error(self, header: Sequence[str]) -> FileError:
         columns = [name.strip().strip('"') for name in header]
-        expected = "a header with an id and a caption, such as image_id,caption"
-        fix = f"expected {expected}; name other columns with --id-column NAME and --caption-column NAME"
-        return file_error(
-            self.path, f"has {some_of(columns)[:300]}, and no column of captions is known", fix, "the header"
-        )
+        what = "rating" if self.role == "rating" else "caption"
+        expected = f"a header with an id and a {what}, such as image_id,{what}"
+        fix = f"expected {expected}; name other columns with --id-column NAME and --{what}-column NAME"
+        problem = f"has {some_of(columns)[:300]}, and no column of {what}s is known"
+        return file_error(self.path, problem, fix, "the header")
 
     # folders
 
@@ -648,7 +650,7 @@ def _parallel(reader: _Reader, content: Any, depth: int) -> Records | None:
     columns = {name: value for name, value in named.items() if isinstance(value, list)}
     if not reader.has_text(named) or (by_row and columns):
         return None
-    if not has_id and not (both and columns):
+    if not has_id and not (both and columns) and reader.role != "rating":
         return None
     if by_row:
         if len({tuple(value) for value in by_row.values()}) > 1:
@@ -674,9 +676,12 @@ def _single(reader: _Reader, content: Any, depth: int) -> Records | None:
         for name, value in content.items()
         if not names.is_name(name, "id") and reader.has_text({name: value})
     ]
-    if not any(names.as_id(value) for value in ids) or not all(
-        isinstance(value, (str, list, type(None))) for value in texts
-    ):
+    plain_values: tuple[type, ...] = (str, list, type(None))
+    if reader.role == "rating":
+        plain_values = (*plain_values, int, float)
+    if not any(names.as_id(value) for value in ids):
+        return None
+    if not all(isinstance(value, plain_values) for value in texts):
         return None
     if any(_are_objects(value) and any(map(reader.is_record, value)) for value in texts):
         return None
@@ -705,6 +710,9 @@ def _list(reader: _Reader, content: Any, depth: int) -> Records | None:
         if all(ids) and not any(re.search(r"\s", one) for one in ids):
             rows = [{KEY: pair[0], VALUE: pair[1]} for pair in pairs]
             return Records(reader.path, "pairs of id and caption", rows, "entry", range(len(rows)))
+    if reader.role == "rating" and all(map(_may_be_rating, content)):
+        rows = [{VALUE: row} for row in content]
+        return Records(reader.path, "a list of numbers", rows, "entry", range(len(rows)), has_ids=False)
     if all(isinstance(row, (str, list)) for row in content):
         rows = [{VALUE: row} for row in content]
         return Records(reader.path, "a list of texts", rows, "entry", range(len(rows)), has_ids=False)
@@ -784,8 +792,17 @@ def _is_mapping(reader: _Reader, content: Mapping[str, Any]) -> bool:
     return all(_is_entry(reader, value) for value in content.values())
 
 
+def _may_be_rating(value: Any) -> bool:
+    """Whether a value is a number, missing, or a list of such."""
+    if isinstance(value, list):
+        return all(map(_may_be_rating, value))
+    return value is None or isinstance(value, (int, float))
+
+
 def _is_entry(reader: _Reader, value: Any) -> bool:
     if isinstance(value, str):
+        return True
+    if reader.role == "rating" and _may_be_rating(value):
         return True
     if isinstance(value, dict):
         return reader.has_text(value)
@@ -921,7 +938,7 @@ class _Cells:
         parts = raw.split(self.delimiter, len(self.header) - 1)
         # Before the caption no other text may hold the delimiter: which comma ends it would be a guess.
         before = parts[:-1]
-        last_is_text = self.reader.has_text({self.header[-1]: None})
+        last_is_text = self.reader.role != "rating" and self.reader.has_text({self.header[-1]: None})
         if last_is_text and not any(re.search(r"\s", cell.strip()) for cell in before):
             self.unquoted += 1
             return [*(cell.strip() for cell in before), parts[-1].strip()]

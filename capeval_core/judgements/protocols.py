@@ -15,9 +15,11 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from capeval_core.judgements.correlation import (
     COEFFICIENTS,
+    Correlation,
     Doubles,
     Integers,
     Resamples,
@@ -32,6 +34,8 @@ from capeval_core.registry import load, metric_class
 
 STATISTICS = ("tau_b", "tau_c", "spearman", "pearson", "acc_eq")
 """What any scores can be compared with ratings by; `acc_eq` is tie-calibrated within images."""
+_WITHIN_IMAGES = "acc_eq"
+_LEAST_SYSTEMS = 3  # of two every correlation is 1 or -1
 _OF_CHOSEN = ("bleu", "rougel", "ciderd")
 """What the captions that a metric chooses of pools are compared with references by."""
 _LEVELS = 7  # of ratings in a chart
@@ -119,6 +123,7 @@ class JudgedSet(ABC):
     name: str  # of its entry in `SETS`
     scorings: tuple[Scoring, ...]  # each metric gives one `Scored` for each
     dropped: Mapping[str, int] = field(default_factory=dict, kw_only=True)  # what was left out, by reason
+    notes: Sequence[str] = field(default=(), kw_only=True)  # how the file was read, where that was not given
 
     @property
     def items(self) -> Items:
@@ -156,6 +161,7 @@ class RatingColumn(NamedTuple):
     scoring: str | None = None  # None: the mean of all
     part: str | None = None  # the component of a metric that is compared; None: its score
     subset: str | None = None  # of the rows; None: all
+    of_systems: bool = False  # whether means of systems are compared, instead of captions
 
 
 @dataclass(frozen=True)
@@ -167,6 +173,7 @@ class RatedSet(JudgedSet):
     table: Mapping[str, RatingColumn]
     subsets: Sequence[str] | None = None  # (rows,)
     by_annotator: bool = False  # coefficients are means over annotators, as VATEX-EVAL defines them
+    systems: Sequence[str] | None = None  # (rows,) that wrote the captions
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -182,10 +189,24 @@ class RatedSet(JudgedSet):
         first, table = next(iter(self.table.values())), {}
         for column in self.table.values():
             for statistic in statistics:
+                if column.of_systems and statistic == _WITHIN_IMAGES:
+                    continue
                 ratings = column.ratings if column.ratings != first.ratings else ""
-                name = [statistic, ratings, column.scoring, column.part, column.subset]
+                level = "of systems" if column.of_systems else ""
+                name = [statistic, ratings, column.scoring, column.part, column.subset, level]
                 table[" ".join(filter(None, name))] = column._replace(statistic=statistic)
         return replace(self, table=table)
+
+    def with_systems(self) -> RatedSet:
+        """The same with each statistic of the means of systems as well, where rows name several."""
+        if self.systems is None or len(set(self.systems)) < 2:
+            return self
+        table = {
+            f"{name} of systems": column._replace(of_systems=True)
+            for name, column in self.table.items()
+            if column.statistic != _WITHIN_IMAGES
+        }
+        return replace(self, table={**self.table, **table})
 
     def levels(self, run: Scored) -> dict[str, list[float]]:
         values = self.ratings[next(iter(self.table.values())).ratings]
@@ -215,6 +236,8 @@ class RatedSet(JudgedSet):
         kept = np.isfinite(scores)
         if rows.subset is not None:
             kept &= np.asarray(self.subsets, dtype=object) == rows.subset
+        if rows.of_systems:
+            return self._of_systems(scores, self.ratings[rows.ratings], kept, names, resamples)
         scores, ratings, count = scores[kept], self.ratings[rows.ratings][kept], int(kept.sum())
         if reason := undefined(scores, ratings[:, 0] if self.by_annotator else ratings):
             return dict.fromkeys(names, Cell(math.nan, count, undefined=reason))
@@ -232,6 +255,45 @@ class RatedSet(JudgedSet):
                 cells[name] = Cell(one.value, count, own, undefined=one.undefined)
         if "acc_eq" in names:
             cells["acc_eq"] = self._tie_calibrated(scores, ratings, self.item[kept])
+        return cells
+
+    def _of_systems(
+        self,
+        scores: Doubles,
+        ratings: Doubles,
+        kept: NDArray[np.bool_],
+        names: Sequence[str],
+        resamples: Resamples | None,
+    ) -> dict[str, Cell]:
+        """Statistics of the mean scores of systems with their mean ratings, over the rows that have both."""
+        systems, codes = np.unique(np.asarray(self.systems, dtype=object)[kept], return_inverse=True)
+        if len(systems) < _LEAST_SYSTEMS:
+            reason = f"there are {len(systems)} systems, and a correlation of systems needs three"
+            return dict.fromkeys(names, Cell(math.nan, len(systems), undefined=reason))
+
+        def means(values: Doubles, weights: Integers | None) -> Doubles:
+            counts = np.bincount(codes, weights, len(systems))
+            weighted = values[kept] if weights is None else values[kept] * weights
+            with np.errstate(invalid="ignore"):  # a system of which a resample has no row
+                return np.bincount(codes, weighted, len(systems)) / counts
+
+        mean_scores = means(scores, None)
+        mean_ratings = means(ratings, None)
+        reason = undefined(mean_scores, mean_ratings)
+        if reason:
+            return dict.fromkeys(names, Cell(math.nan, len(systems), undefined=f"of systems, {reason}"))
+        cells = {}
+        for name in names:
+            coefficient = COEFFICIENTS[name]
+            draws = None
+            if resamples is not None:
+
+                def of_resample(weights: Integers, coefficient: Correlation = coefficient) -> float:
+                    drawn = weights[kept]
+                    return coefficient(means(scores, drawn), means(ratings, drawn)).value
+
+                draws = resamples.each(of_resample)
+            cells[name] = Cell(coefficient(mean_scores, mean_ratings).value, len(systems), draws)
         return cells
 
     def _tie_calibrated(self, scores: Doubles, ratings: Doubles, item: Integers) -> Cell:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
 
-from capeval_core.errors import Problems, described, did_you_mean, file_error
-from capeval_core.inputs.files import contents, decoded, load_json, parsed, some_of
+from capeval_core.errors import Problems, described, did_you_mean, file_error, setting
+from capeval_core.inputs.files import load_json, some_of
 from capeval_core.inputs.joining import Folder
-from capeval_core.inputs.names import ID_FIELDS
-from capeval_core.judgements.correlation import Doubles, kendall_tau_c, majority
+from capeval_core.inputs.records import read_records
+from capeval_core.judgements.correlation import kendall_tau_c, majority
+from capeval_core.judgements.flickr8k import read_released
 from capeval_core.judgements.protocols import (
     Items,
     JudgedSet,
@@ -30,6 +29,7 @@ from capeval_core.judgements.protocols import (
     Scoring,
     SystemSet,
 )
+from capeval_core.judgements.ratings import RatingOptions, numbers, read_ratings, warn_of_other_images
 from capeval_core.weights.hub import failures, reason
 
 
@@ -50,6 +50,7 @@ class SetEntry(NamedTuple):
     references: Sequence[int] = ()
     columns: Mapping[str, Any] = {"tau_b": {"statistic": "tau_b"}, "tau_c": {"statistic": "tau_c"}}
     settings: Mapping[str, Sequence[str]] = {}
+    released: Sequence[Sequence[str]] = ()
 
     def advice(self) -> str:
         """Where the set comes from, and in which form it is read."""
@@ -80,7 +81,10 @@ def folder_of(entry: SetEntry, data: str | Path) -> Path:
         raise file_error(path, found)
     candidates = [path, *(path / name for name in (entry.name, *entry.folders))]
     # A folder of sets may hold a file of the same name as one of this set.
-    fitting = [one for one in candidates if all((one / file).is_file() for file in entry.files)]
+    forms = [entry.files, *entry.released]
+    if entry.name == "own":
+        forms = [[name] for name in OWN_FILES]
+    fitting = [place for place in candidates if any(_are_in(place, files) for files in forms)]
     if not fitting:
         missing = [file for file in entry.files if not (path / file).is_file()]
         found = f"there is no {' and no '.join(missing)} of {entry.title} here, nor in {path / entry.name}"
@@ -130,86 +134,60 @@ _KINDS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
 }  # of `fields` in `sets.toml`
 
 
+_Loader = TypeVar("_Loader", bound=Callable[..., JudgedSet])
+LOADERS: dict[str, Callable[..., JudgedSet]] = {}
+"""By the `loader` of an entry, or its name; they take a name, a folder, and the rows of the first file."""
+
+
+def _loader(name: str) -> Callable[[_Loader], _Loader]:
+    """The decorator that registers a loader."""
+
+    def register(load: _Loader) -> _Loader:
+        LOADERS[name] = load
+        return load
+
+    return register
+
+
 def load_set(name: str, data: str | Path, **settings: Any) -> JudgedSet:
     """A judged set of `SETS` from what `folder_of` takes, with settings of its loader."""
     entry = set_entry(name)
+    if entry.name == "own":
+        return load_own(data, **settings)
     folder = folder_of(entry, data)
     first = folder / entry.files[0]
-    rows = read_rows(first, entry.fields) if entry.fields else _read_texts(first, lists=True)
-    loader: Callable[..., JudgedSet] = globals()[f"_{entry.loader or entry.name}"]
-    return loader(entry.name, folder, rows, **settings)
+    rows: Any
+    if entry.released and not first.is_file():
+        rows = read_released(folder, next(files for files in entry.released if _are_in(folder, files)))
+    elif entry.fields:
+        rows = read_rows(first, entry.fields)
+    else:
+        rows = _read_texts(first, lists=True)
+    return LOADERS[entry.loader or entry.name](entry.name, folder, rows, **settings)
+
+
+def _are_in(folder: Path, files: Iterable[str]) -> bool:
+    return all((folder / file).is_file() for file in files)
 
 
 # files
 
 
-def read_rows(path: Path, fields: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """The rows of a file of CSV, JSON (a list) or JSON lines by their names in messages; `fields` with their
-    kinds are there."""
-    rows, problems, fields = dict(_named_rows(path)), Problems(), fields or {}
-    for name, row in rows.items():
-        if not isinstance(row, dict):
-            fix = f"expected an object with {', '.join(fields or ['a rating'])}"
-            problems.add(file_error(path, f"is {described(row, none='null')}", fix, index=name))
-            continue
+def read_rows(path: Path, fields: Mapping[str, str]) -> pd.DataFrame:
+    """The rows of a table by their names in messages; `fields` with their kinds are there."""
+    problems = Problems()
+    records = read_records(path, "caption", problems, fields)
+    places = [records.place(index) for index in range(len(records.rows))]
+    for place, row in zip(places, records.rows, strict=True):
         for field, kind in fields.items():
             types, noun = _KINDS[kind]
             if not isinstance(row.get(field), types) or isinstance(row[field], bool):
                 hint = "" if field in row else did_you_mean(field, row)
-                found = f"{field}: {described(row.get(field), none='nothing')}{hint}"
-                problems.add(file_error(path, found, f"expected {noun}", index=name))
+                problem = f"{field}: {described(row.get(field), none='nothing')}{hint}"
+                problems.add(file_error(path, problem, f"expected {noun}", index=place))
     problems.raise_if_any()
-    if not rows:
-        raise file_error(path, "holds no rows")
-    names = dict.fromkeys(field for row in rows.values() for field in row if isinstance(field, str))
-    columns = {name: [row.get(name) for row in rows.values()] for name in names}
-    return pd.DataFrame(columns, index=list(rows), dtype=object)
-
-
-def column_of(path: Path, rows: pd.DataFrame, names: Sequence[str], what: str) -> str:
-    """The first of these columns that a file has."""
-    if (name := next((name for name in names if name in rows), None)) is not None:
-        return name
-    found = f"has no column of the {what} ({', '.join(names)}){did_you_mean(names[0], rows)}"
-    raise file_error(path, found, f"it has {', '.join(rows)}")
-
-
-def _named_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    kind = path.suffix.lower()
-    if kind == ".csv":
-        reader = csv.DictReader(io.StringIO(decoded(path, contents(path)), newline=""), strict=True)
-        try:
-            names = list(filter(None, reader.fieldnames or []))
-            yield from ((f"row {number}", row) for number, row in enumerate(reader, start=1))
-        except csv.Error as error:
-            raise file_error(path, f"is not csv ({error})") from error
-        if len(set(names)) < len(names):
-            raise file_error(path, "has columns of the same name", "name each column once")
-    elif kind == ".json":
-        content = load_json(path)
-        if not isinstance(content, list):
-            raise file_error(path, f"{described(content, none='null')}, expected a list of objects")
-        yield from ((f"entry {index}", row) for index, row in enumerate(content))
-    elif kind in (".jsonl", ".ndjson"):
-        lines = enumerate(decoded(path, contents(path)).split("\n"), start=1)  # a text may hold other ends
-        yield from ((f"line {number}", parsed(path, line, number)) for number, line in lines if line.strip())
-    else:
-        raise file_error(path, f"extension {kind!r}, expected one of .csv, .json, .jsonl, .ndjson")
-
-
-def numbers(values: Iterable[Any], name: str, dropped: Counter[str]) -> Doubles:
-    """Ratings as numbers; those that are missing or no finite numbers are NaN, and counted."""
-    found = []
-    for value in values:
-        missing = value is None or value == ""
-        try:
-            number = math.nan if missing or isinstance(value, bool) else float(value)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not math.isfinite(number):
-            dropped[f"{name} missing" if missing else f"{name} not a number"] += 1
-        found.append(number if math.isfinite(number) else math.nan)
-    return np.array(found, dtype=np.float64)
+    columns = {name: [row.get(name) for row in records.rows] for name in records.fields}
+    return pd.DataFrame(columns, index=places, dtype=object)
 
 
 def _read_texts(path: Path, *, lists: bool = False) -> dict[str, Any]:
@@ -265,6 +243,7 @@ def _rated(
     return RatedSet(name, (Scoring("", items),), item[kept], columns, _table(name), dropped=dropped)
 
 
+@_loader("captions")
 def _captions(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """Captions with one rating each, with references in their rows or in a file."""
     images, of = rows.image.tolist(), SETS[name].rating
@@ -274,32 +253,53 @@ def _captions(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     return _rated(name, items, [[rating] for rating in _column(rows, of)], Counter(), f"{of}s")
 
 
+@_loader("flickr8k_expert")
 def _flickr8k_expert(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """Candidates that are a reference of their image are left out."""
     captions = _collapsed(rows.candidate)
-    references = [_collapsed(own) for own in _references(folder / REFERENCES, rows.image)]
-    kept = [row for row, (text, own) in enumerate(zip(captions, references, strict=True)) if text not in own]
+    texts = rows.references if "references" in rows else _references(folder / REFERENCES, rows.image)
+    references = [_collapsed(of_image) for of_image in texts]
+    pairs = enumerate(zip(captions, references, strict=True))
+    kept = [row for row, (caption, of_image) in pairs if caption not in of_image]
     left_out = int(rows.ratings.map(len).sum() - rows.ratings.iloc[kept].map(len).sum())
     dropped = Counter({"ratings of a candidate that is a reference of its image": left_out})
     items = Items([captions[k] for k in kept], rows.image.iloc[kept].tolist(), [references[k] for k in kept])
     return _rated(name, items, rows.ratings.iloc[kept], dropped)
 
 
+@_loader("flickr8k_cf")
 def _flickr8k_cf(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """The rating is the share of CrowdFlower's votes that say yes."""
-    path, dropped = folder / "captions.json", Counter[str]()
-    captions = _read_texts(path)
-    if unknown := sorted(set(rows.caption_id) - set(captions)):
-        found = f"has no caption of {', '.join(map(repr, unknown[:3]))}"
-        raise file_error(path, found, "expected {caption_id: caption}")
-    references = [_collapsed(own) for own in _references(folder / REFERENCES, rows.image)]
-    items = Items(_collapsed(rows.caption_id.map(captions)), rows.image.tolist(), references)
-    yes, no = (numbers(rows[column], f"votes ({column})", dropped) for column in ("n_yes", "n_no"))
+    dropped = Counter[str]()
+    if "ratings" in rows:  # of the released file, which holds shares and the references that are left
+        references = [_collapsed(of_image) for of_image in rows.references]
+        items = Items(_collapsed(rows.candidate), rows.image.tolist(), references)
+        return _rated(name, items, rows.ratings, dropped)
+    if "references" in rows:
+        captions = rows.candidate
+        texts = rows.references
+    else:
+        captions = _captions_of(folder / "captions.json", rows.caption_id)
+        texts = _references(folder / REFERENCES, rows.image)
+    items = Items(_collapsed(captions), rows.image.tolist(), [_collapsed(of_image) for of_image in texts])
+    yes = numbers(rows.n_yes, "votes (n_yes)", dropped)
+    no = numbers(rows.n_no, "votes (n_no)", dropped)
     with np.errstate(invalid="ignore"):
         shares = yes / (yes + no)
     return _rated(name, items, [[] if np.isnan(share) else [share] for share in shares], dropped)
 
 
+def _captions_of(path: Path, caption_ids: Iterable[str]) -> list[str]:
+    """The captions with these ids, of a file {caption_id: caption}."""
+    captions = _read_texts(path)
+    unknown = sorted(set(caption_ids) - set(captions))
+    if unknown:
+        problem = f"has no caption of {', '.join(map(repr, unknown[:3]))}"
+        raise file_error(path, problem, "expected {caption_id: caption}")
+    return [captions[caption_id] for caption_id in caption_ids]
+
+
+@_loader("composite")
 def _composite(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """The candidate of slot 0 is taken out of the references of all three candidates of its image."""
     path, references = folder / REFERENCES, {}
@@ -317,17 +317,55 @@ def _composite(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     return _rated(name, items, [[rating] for rating in _column(rows, "rating")], Counter())
 
 
-def _own(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
-    """References are for metrics that need them."""
-    path, images = folder / REFERENCES, rows.image.map(str).tolist()
-    references = _references(path, images) if path.exists() else None
-    names = [f"{SETS[name].files[0]} {row}" for row in rows.index]
-    alone, several = _column(rows, "rating"), _column(rows, "ratings")
-    given = [one if own is None else own for one, own in zip(alone, several, strict=True)]
-    ratings = [own if isinstance(own, list) else [own] for own in given]
-    return _rated(name, Items(rows.candidate.tolist(), images, references, names), ratings, Counter())
+OWN_FILES = [f"judgements.{end}" for end in ("jsonl", "json", "csv", "tsv", "xlsx", "parquet", "arrow")]
 
 
+def load_own(data: str | Path, options: RatingOptions | None = None, visuals: Path | None = None) -> RatedSet:
+    """Ratings of one's own, of a file, or of a folder that holds `judgements` in any form.
+
+    References are a column, or `references.json` in the folder; visuals: the folder of images, which tells
+    ids from other columns.
+    """
+    path = Path(data)
+    if path.suffix and path.is_file():
+        folder = path.parent
+    else:
+        folder = folder_of(SETS["own"], data)
+        files = [folder / name for name in OWN_FILES if (folder / name).is_file()]
+        if len(files) > 1:
+            names_of_files = " and ".join(file.name for file in files)
+            raise file_error(folder, f"holds {names_of_files}", "name one of them with --data")
+        path = files[0]
+    rated = read_ratings(path, options)
+    table = rated.table
+    find = None if visuals is None else Folder(visuals).find
+    ids = table.ids(find)
+    problems = Problems()
+    for index, (image, caption) in enumerate(zip(ids, table.captions, strict=True)):
+        if image is None:
+            problem = "the id is missing, or no text or whole number"
+            problems.add(file_error(path, problem, index=table.place(index)))
+        if caption is None:
+            fix = f"name the column of captions with {setting('caption_column', 'NAME')}"
+            problems.add(file_error(path, "has no caption", fix, index=table.place(index)))
+    problems.raise_if_any()
+    images = [str(image) for image in ids]
+    references = table.references
+    if references is None and (folder / REFERENCES).exists():
+        references = _references(folder / REFERENCES, images)
+    places = [f"{path.name} {table.place(index)}" for index in range(len(images))]
+    items = Items([str(caption) for caption in table.captions], images, references, places)
+    item = np.repeat(np.arange(len(images)), [len(values) for values in rated.values])
+    ratings = {"rating": np.concatenate([*rated.values, []])}
+    systems = None if table.systems is None else [table.systems[place] for place in item]
+    notes = (rated.sentence(), *table.file.notes)
+    judged = RatedSet("own", (Scoring("", items),), item, ratings, _table("own"), dropped=rated.dropped)
+    judged = replace(judged, systems=systems, notes=notes)
+    warn_of_other_images(path, judged)
+    return judged.with_systems()
+
+
+@_loader("thumb")
 def _thumb(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """Pearson's correlation with precision, recall and the total; of a metric's own parts with theirs."""
     dropped, columns = Counter[str](), ("P", "R", "human_score")
@@ -340,6 +378,7 @@ def _thumb(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     return RatedSet(name, scoring, kept, ratings, _table(name), subsets=subsets, dropped=dropped)
 
 
+@_loader("longcap_arena")
 def _longcap_arena(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """A file of captions for each perspective, with one rating each."""
     entry = SETS[name]
@@ -349,6 +388,7 @@ def _longcap_arena(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     return replace(rated, subsets=joined.index.get_level_values(0)[rated.item].tolist())
 
 
+@_loader("vatex_eval")
 def _vatex_eval(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """Without references, with the first one and with nine; coefficients are means over the annotators."""
     videos, dropped = rows.video.tolist(), Counter[str]()
@@ -381,6 +421,7 @@ def _pairs(
     return Items(captions, rows[visual].repeat(2).tolist(), [own for own in references for _ in range(2)])
 
 
+@_loader("foil")
 def _foil(name: str, folder: Path, rows: pd.DataFrame) -> PairedSet:
     """Right captions against foils; of paragraphs about a video the scores of sentences are averaged."""
     visual, counts = SETS[name].media, SETS[name].references
@@ -391,6 +432,7 @@ def _foil(name: str, folder: Path, rows: pd.DataFrame) -> PairedSet:
     return PairedSet(name, scorings, labels, visuals, by_scoring=True, paragraphs=paragraphs)
 
 
+@_loader("pascal50s")
 def _pascal50s(
     name: str, folder: Path, rows: pd.DataFrame, labels: str = "label", draws: str = "draws"
 ) -> PairedSet:
@@ -413,6 +455,7 @@ def _pascal50s(
     return PairedSet(name, scorings, preferred, images, pairs.category.tolist(), dropped=dropped)
 
 
+@_loader("abstract50s")
 def _abstract50s(name: str, folder: Path, rows: pd.DataFrame) -> PairedSet:
     """The label is the majority of the votes; a tied vote is decided at random, as part of a draw."""
     references, path = rows.references.tolist(), folder / "draws.json"
@@ -463,6 +506,7 @@ def _indices(path: Path, draw: Any, references: Sequence[list[str]]) -> list[lis
 # others
 
 
+@_loader("hat")
 def _hat(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """A hallucination is a rating of 0, its absence of 1."""
     kept = rows[[isinstance(mark, bool) for mark in _column(rows, "contains_hallucination")]]
@@ -471,6 +515,7 @@ def _hat(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
     return _rated(name, items, [[1 - mark] for mark in _column(kept, "contains_hallucination")], dropped)
 
 
+@_loader("coco_systems")
 def _coco_systems(name: str, folder: Path, references: Mapping[str, list[str]]) -> SystemSet:
     """A file {image id: caption} of each system, beside the references."""
     own, systems, left_out = SETS[name].files[0], [], 0
@@ -488,6 +533,7 @@ def _coco_systems(name: str, folder: Path, references: Mapping[str, list[str]]) 
     return SystemSet(name, tuple(systems), dropped={"captions of images without references": left_out})
 
 
+@_loader("nice_pools")
 def _nice_pools(name: str, folder: Path, pools: Mapping[str, list[str]]) -> PoolSet:
     """The chosen captions are compared with the references, as the captions of a system are."""
     images = [image for image, candidates in pools.items() for _ in candidates]
@@ -512,18 +558,26 @@ class Judgements(NamedTuple):
 
 
 def read_judgements(path: Path) -> Judgements:
-    """The judgements of a JSON list, JSON lines, or CSV: rows with an image's id, a caption and a score."""
-    rows, problems = read_rows(path, {"caption": "text"}), Problems()
-    column_of(path, rows, ID_FIELDS, "image id")
-    ids = rows.reindex(columns=list(ID_FIELDS), fill_value="").fillna("").to_numpy().tolist()
-    images = [next((str(own) for own in row if own != ""), "") for row in ids]
-    scores = numbers(rows[column_of(path, rows, ("score",), "score")], "scores", Counter())
-    for name, image, caption, score in zip(rows.index, images, rows.caption, scores, strict=True):
-        lacking = {"caption": caption.strip(), "image id": image, "finite score": math.isfinite(score)}
-        for what in [what for what, there in lacking.items() if not there][:1]:
-            problems.add(file_error(path, f"has no {what}", index=name))
+    """The judgements of a table: rows with an image's id, a caption and a rating."""
+    rated = read_ratings(path)
+    table = rated.table
+    problems = Problems()
+    ids = table.ids()
+    scores: list[float] = []
+    for index, caption in enumerate(table.captions):
+        values = rated.values[index]
+        scores.append(float(values.mean()) if len(values) else math.nan)
+        lacking = ""
+        if not len(values):
+            lacking = "finite score"
+        if ids[index] is None:
+            lacking = "image id"
+        if caption is None or not caption.strip():
+            lacking = "caption"
+        if lacking:
+            problems.add(file_error(path, f"has no {lacking}", index=table.place(index)))
     problems.raise_if_any()
     if len(set(scores)) < 2:
-        found = f"has {len(scores)} judgements with {len(set(scores))} different scores"
-        raise file_error(path, found, "a correlation needs at least two")
-    return Judgements(images, rows.caption.tolist(), scores.tolist())
+        problem = f"has {len(scores)} judgements with {len(set(scores))} different scores"
+        raise file_error(path, problem, "a correlation needs at least two")
+    return Judgements([str(image) for image in ids], [str(text) for text in table.captions], scores)

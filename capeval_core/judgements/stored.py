@@ -7,17 +7,20 @@ import math
 import re
 import sys
 import zipfile
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from capeval_core.errors import Problems, described, file_error
+from capeval_core.inputs import names
+from capeval_core.inputs.columns import value_at
 from capeval_core.inputs.files import contents, load_json, some_of
 from capeval_core.inputs.joining import Names
-from capeval_core.inputs.names import ID_FIELDS
+from capeval_core.inputs.records import KEY, VALUE, Records
 from capeval_core.judgements.correlation import Doubles
 from capeval_core.judgements.protocols import (
     STATISTICS,
@@ -29,7 +32,15 @@ from capeval_core.judgements.protocols import (
     Scored,
     Scoring,
 )
-from capeval_core.judgements.sets import column_of, numbers, read_rows
+from capeval_core.judgements.ratings import (
+    CaptionTable,
+    RatingOptions,
+    holds_numbers,
+    number_of,
+    read_ratings,
+    read_table,
+    warn_of_other_images,
+)
 
 FORMS = (
     "a .npz or .json with an array of numbers per metric, one per caption in the order of the set; of pairs "
@@ -39,15 +50,17 @@ _UNKNOWN = "ratings of an unknown image id"
 
 
 class _File(NamedTuple):
-    """The arrays of a file by label, with the ids and captions that they are of where it has them."""
+    """The arrays of a file by label, and the ids, captions and systems that they are of where it has them."""
 
     arrays: dict[str, Any]
     ids: list[str] | None = None
-    captions: list[str] | None = None
+    captions: Sequence[str | None] | None = None
+    systems: list[str] | None = None
+    notes: Sequence[str] = ()
 
 
-def _read(path: Path) -> _File:
-    """Scores of a .npz, of `capeval score --json`, {metric: [scores]}, {image id: score}, or [scores]."""
+def _read(path: Path, options: RatingOptions | None = None) -> _File:
+    """Scores of a .npz, of `capeval score --json`, {metric: [scores]}, {id: score}, [scores], or a table."""
     if path.suffix == ".npz":
         data = io.BytesIO(contents(path))
         try:
@@ -55,17 +68,20 @@ def _read(path: Path) -> _File:
                 return _File(dict(file))
         except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
             raise file_error(path, f"cannot be read ({error})") from error
+    if path.suffix != ".json":
+        return _table(path, options or RatingOptions())
     content = load_json(path)
+    if isinstance(content, list) and any(isinstance(row, dict) for row in content):
+        return _table(path, options or RatingOptions())
     if isinstance(content, list):
         return _File({path.stem: content})
     if not isinstance(content, dict) or not content:
-        fix = "expected a file of `capeval score --json`, {id: score}, or a list"
+        fix = "expected a file of `capeval score --json`, {id: score}, a list, or a table"
         raise file_error(path, described(content, none="null"), fix)
     if isinstance(content.get("systems"), list):
-        fix = "write the scores of one system by one metric: capeval score METRIC --json"
-        raise file_error(path, "holds scores of several systems or metrics", fix)
+        return _of_systems(path, content["systems"])
     if "scores" not in content:
-        if any(isinstance(own, list) for own in content.values()):
+        if any(isinstance(values, list) for values in content.values()):
             return _File(content)
         return _File({path.stem: list(content.values())}, list(content))
     label, values = str(content.get("metric", path.stem)), content["scores"]
@@ -74,6 +90,81 @@ def _read(path: Path) -> _File:
         if column is not None and not (isinstance(column, list) and len(column) == len(values)):
             raise file_error(path, f"{name} and scores are not equally many")
     return _File({label: values}, None if ids is None else list(map(str, ids)), captions)
+
+
+def _of_systems(path: Path, entries: Sequence[Any]) -> _File:
+    """The scores of several systems or metrics, as `capeval score --json` writes them."""
+    arrays: defaultdict[str, list[Any]] = defaultdict(list)
+    ids: list[str] = []
+    captions: list[str | None] = []
+    systems: list[str] = []
+    try:
+        for entry in entries:
+            ids += map(str, entry["ids"])
+            captions += entry["captions"]
+            systems += [str(entry["system"])] * len(entry["ids"])
+            for result in entry["results"]:
+                arrays[result["metric"]] += result["scores"]
+    except (KeyError, TypeError) as error:
+        raise file_error(path, f"is not a file of `capeval score --json` (no {error})") from error
+    if any(len(values) != len(ids) for values in [captions, *arrays.values()]):
+        raise file_error(path, "ids and scores are not equally many")
+    return _File(dict(arrays), ids, captions, systems if len(entries) > 1 else None)
+
+
+def _table(path: Path, options: RatingOptions) -> _File:
+    """The scores of a table: a column `score`, or one of each metric."""
+    # What the user names may be a column of the other file, of ratings.
+    table = read_table(path, options, _score_columns)
+    ids = None
+    if table.file.id_columns:
+        ids = []
+        for index, image_id in enumerate(table.ids()):
+            if image_id is None:
+                raise file_error(path, "has no id", index=table.place(index))
+            ids.append(image_id)
+    arrays: dict[str, list[Any]] = {}
+    for column in table.columns:
+        label = path.stem if column == VALUE or names.is_name(column, "rating") else column
+        values = [value_at(row, column) for row in table.rows]
+        arrays[label] = [_cell(value) for value in values]
+    captions = None if all(caption is None for caption in table.captions) else table.captions
+    notes = (table.sentence("score"), *table.file.notes)
+    return _File(arrays, ids, captions, table.systems, notes)
+
+
+def _score_columns(records: Records) -> list[str]:
+    """The columns of scores: those named so, else all numbers that have no other role."""
+    if VALUE in records.fields:
+        return [VALUE]
+    scores = names.levels("rating")[-1]
+    columns = [name for name in records.fields if names.plain(name) in scores]
+    if columns:
+        return columns[:1]
+    for name in records.fields:
+        has_role = any(names.is_name(name, role) for role in ("id", "split", "system")) or names.is_rating(
+            name
+        )
+        # A part of a metric is `METRIC.PART`; pandas names the numbers of rows `Unnamed: 0`.
+        if has_role or "." in name or name == KEY or not name or name.startswith("Unnamed"):
+            continue
+        if holds_numbers(records, name):
+            columns.append(name)
+    if not columns:
+        listed = some_of(name for name in records.fields if name != KEY)
+        fix = "expected a column score, or one of numbers for each metric"
+        raise file_error(records.path, f"has {listed}: none of these holds scores", fix)
+    return columns
+
+
+def _cell(value: Any) -> Any:
+    """A cell as a number where its text is one, None where it is empty."""
+    if not isinstance(value, str):
+        return value
+    if not value.strip() or value.strip().lower() in ("nan", "null", "none"):
+        return None
+    number = number_of(value)
+    return value if number is None else number
 
 
 def _numbers(path: Path, label: str, values: Any, ids: Sequence[str] | None = None) -> Doubles:
@@ -97,8 +188,8 @@ def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
         raise file_error(path, "has scores by id, of which a caption cannot be told", fix)
     _check_captions(path, file.captions, judged)
     found: dict[str, dict[str | None, Doubles]] = {}
-    names = {scoring.name for scoring in judged.scorings}
-    for name, label, scoring, values in _labelled(file.arrays, names):
+    scorings = {scoring.name for scoring in judged.scorings}
+    for name, label, scoring, values in _labelled(file.arrays, scorings):
         if label in ("rating", "ratings", "human_score"):
             continue
         counts = {len(s.items) for s in judged.scorings if scoring in (None, s.name)}
@@ -124,7 +215,7 @@ def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
     }
 
 
-def _check_captions(path: Path, captions: list[str] | None, judged: JudgedSet) -> None:
+def _check_captions(path: Path, captions: Sequence[str | None] | None, judged: JudgedSet) -> None:
     """Refuse as many captions as the set has that are others, or stand in another order."""
     given = [str(caption).split() for caption in captions or []]
     own = [s.items.captions for s in judged.scorings if len(s.items) == len(given)]
@@ -154,102 +245,159 @@ def _labelled(arrays: Mapping[str, Any], scorings: set[str]) -> Iterator[tuple[s
 # ratings of one's own
 
 
-def join_ratings(scores: Path, ratings: Path) -> tuple[str, RatedSet, Scored]:
-    """A metric's label, the ratings of a file (CSV, JSON, JSON lines), each a row, and the scores of another.
+def join_ratings(
+    scores: Path, ratings: Path, options: RatingOptions | None = None
+) -> tuple[RatedSet, dict[str, list[Scored]]]:
+    """The ratings of a file, each a row, and by label the scores of the captions that they are about.
 
-    A row has an image's id (`image_id`, `image`, `id` ...) and a rating (`rating`, `score`, `human_score`),
-    and a caption where an image has several. Without ids in the scores' file, rows are taken in order.
-    Ratings that are missing or no numbers, and rows whose id or caption has no score, are left out and
-    counted.
+    Both are told apart by the image's id, and by the caption or the system where an image has several.
+    Without ids in the scores' file, rows are taken in order. Ratings that are missing or no numbers, and rows
+    that have no score, are left out and counted. Raises FileError where nothing is left, and where it cannot
+    be told which caption a rating is about.
     """
-    file = _read(scores)
-    label, array = _one_of(scores, file)
-    values = array.tolist()
-    rows, dropped, count, ids = read_rows(ratings), Counter[str](), len(values), file.ids
-    fields = "rating", "score", "human_score", "judgement"
-    rated = numbers(rows[column_of(ratings, rows, fields, "rating")], "ratings", dropped)
+    options = options or RatingOptions()
+    file = _read(scores, options)
+    arrays = {label: _one_each(scores, label, values, file.ids) for label, values in file.arrays.items()}
+    count = len(next(iter(arrays.values())))
+    if any(len(values) != count for values in arrays.values()):
+        raise file_error(scores, "its metrics have not equally many scores")
+    rated = read_ratings(ratings, options)
+    table = rated.table
+    dropped = rated.dropped
     places: Sequence[int | str] = range(count)
-    if ids is not None:
-        keys = rows[column_of(ratings, rows, ID_FIELDS, "image id")].map(str).tolist()
-        places = _places(values, ids, file.captions, keys, rows.get("caption", [None] * len(rows)))
-    elif len(rows) != count:
-        found = f"has {len(rows):,} rows for {count:,} scores without ids"
-        raise file_error(ratings, found, "give as many, or scores with ids")
+    ids: Sequence[str | None] = []
+    if file.ids is not None:
+        captions = _Captions(file, arrays)
+        ids = table.ids(captions.find)
+        captions.refuse_several(scores, table, ids)
+        places = [captions.place_of(index, table, ids[index]) for index in range(len(table.rows))]
+    elif len(table.rows) != count:
+        problem = f"has {len(table.rows):,} rows for {count:,} scores without ids"
+        raise file_error(ratings, problem, "give as many, or scores with ids")
     dropped.update(place for place in places if isinstance(place, str))
-    kept = [row for row, place in enumerate(places) if isinstance(place, int) and math.isfinite(rated[row])]
-    if not kept:
-        found = f"has no rating of a scored caption, in {len(rows):,} rows"
-        if ids is not None and set(places) == {_UNKNOWN}:
-            found += f" ({some_of(keys)}; scores are of {some_of(ids)})"
-        why = ", ".join(f"{number:,} {reason}" for reason, number in dropped.items())
-        raise file_error(ratings, found, f"left out are {why}")
-    item = np.array([places[row] for row in kept], dtype=np.int64)
-    dropped["scores without a rating"] = count - len(set(item.tolist()))
-    items = Items(file.captions or [""] * count, ids or [str(index) for index in range(count)])
-    table = {name: RatingColumn(name) for name in STATISTICS}
-    scoring = (Scoring("", items),)
-    judged = RatedSet("own ratings", scoring, item, {"rating": rated[kept]}, table, dropped=dropped)
-    return label, judged, Scored(np.array(values))
+    item: list[int] = []
+    values: list[float] = []
+    systems: list[str] = []
+    for index, place in enumerate(places):
+        if isinstance(place, str):
+            continue
+        item += [place] * len(rated.values[index])
+        values += rated.values[index].tolist()
+        if table.systems is not None:
+            systems += [table.systems[index]] * len(rated.values[index])
+        elif file.systems is not None:
+            systems += [file.systems[place]] * len(rated.values[index])
+    if not item:
+        problem = f"has no rating of a scored caption, in {len(table.rows):,} rows"
+        if file.ids is not None and set(places) == {_UNKNOWN}:
+            listed = some_of(str(image_id) for image_id in ids)
+            problem += f" ({listed}; scores are of {some_of(file.ids)})"
+        reasons = ", ".join(f"{number:,} {reason}" for reason, number in dropped.items())
+        raise file_error(ratings, problem, f"left out are {reasons}")
+    dropped["scores without a rating"] = count - len(set(item))
+    images = file.ids or [str(index) for index in range(count)]
+    items = Items([caption or "" for caption in file.captions or [""] * count], images)
+    judged = RatedSet(
+        "own ratings",
+        (Scoring("", items),),
+        np.array(item, dtype=np.int64),
+        {"rating": np.array(values, dtype=np.float64)},
+        {name: RatingColumn(name) for name in STATISTICS},
+        systems=systems or None,
+        dropped=dropped,
+        notes=(*file.notes, rated.sentence(), *table.file.notes),
+    )
+    warn_of_other_images(ratings, judged)
+    return judged.with_systems(), {label: [Scored(values)] for label, values in arrays.items()}
 
 
-def _one_of(path: Path, file: _File) -> tuple[str, Doubles]:
-    """The only array of a file, a number for each caption, with its label."""
-    (label, own), *more = file.arrays.items()
-    if more:
-        raise file_error(path, f"holds {len(more) + 1} arrays", "write one")
-    array = _numbers(path, label, own, file.ids)
+def _one_each(path: Path, label: str, values: Any, ids: Sequence[str] | None) -> Doubles:
+    """A number for each caption. Raises FileError."""
+    array = _numbers(path, label, values, ids)
     if array.ndim > 1:
         raise file_error(path, "has lists of scores", "write one number for each caption")
-    return label, array
+    return array
 
 
 def read_scores_of(path: Path, ids: Sequence[str]) -> list[float]:
-    """Scores of captions with these ids of images: of `read_scores`, or rows of CSV or JSON lines with an id
-    and a `score`. NaN of a caption that has none; without ids in the file they are in order."""
-    if path.suffix.lower() in (".json", ".npz"):
-        file = _read(path)
-        keys, found = file.ids, _one_of(path, file)[1]
-    else:
-        rows = read_rows(path)
-        keys = rows[column_of(path, rows, ID_FIELDS, "image id")].map(str).tolist()
-        found = numbers(rows[column_of(path, rows, ("score", "scores"), "score")], "scores", Counter())
-    values: list[float] = found.tolist()
-    if keys is None:
+    """Scores of captions with these ids of images, from any file of scores of one metric. NaN of a caption
+    that has none; without ids in the file they are in order."""
+    file = _read(path)
+    if len(file.arrays) > 1:
+        raise file_error(path, f"holds {len(file.arrays)} arrays ({some_of(file.arrays)})", "write one")
+    ((label, array),) = file.arrays.items()
+    values: list[float] = _one_each(path, label, array, file.ids).tolist()
+    if file.ids is None:
         if len(values) != len(ids):
             few = f"has {len(values):,} scores without ids for {len(ids):,} captions"
             raise file_error(path, few, "give as many, or ids")
         return values
-    known, of_image = Names(ids), defaultdict[str, list[float]](list)
-    for key, value in zip(keys, values, strict=True):
-        for image in known.find(key)[:1]:
+    known = Names(ids)
+    of_image: defaultdict[str, list[float]] = defaultdict(list)
+    for image_id, value in zip(file.ids, values, strict=True):
+        for image in known.find(image_id)[:1]:
             of_image[image].append(value)
     if not of_image:
-        other = f"has no score of a caption ({some_of(keys)}; captions are of {some_of([*ids])})"
+        other = f"has no score of a caption ({some_of(file.ids)}; captions are of {some_of([*ids])})"
         raise file_error(path, other)
     return [of_image[image].pop(0) if of_image[image] else math.nan for image in ids]
 
 
-def _places(
-    scores: list[float], ids: list[str], texts: list[str] | None, keys: list[str], captions: Sequence[Any]
-) -> list[int | str]:
-    """The score that each rating is about, or why none is; an id may lack the extension of its file."""
-    of_image: dict[str, list[int]] = defaultdict(list)
-    for place, image in enumerate(ids):
-        of_image[image].append(place)
-    names = Names(of_image)
+class _Captions:
+    """The captions of a file of scores, by the ids of their images."""
 
-    def place_of(key: str, caption: Any) -> int | str:
-        found = names.find(key)
-        if len(found) != 1:
+    def __init__(self, file: _File, arrays: Mapping[str, Doubles]) -> None:
+        self.file = file
+        self.scores = list(zip(*(values.tolist() for values in arrays.values()), strict=True))
+        self.of_image: defaultdict[str, list[int]] = defaultdict(list)
+        for place, image in enumerate(file.ids or []):
+            self.of_image[image].append(place)
+        self.find = cache(Names(self.of_image).find)
+
+    def refuse_several(self, path: Path, table: CaptionTable, ids: Sequence[str | None]) -> None:
+        """Refuse ratings of several captions, or systems, of an image where the scores do not name theirs."""
+        texts: Sequence[str | None] = [
+            None if text is None else " ".join(text.split()) for text in table.captions
+        ]
+        if self.file.captions is not None:
+            return
+        for noun, marks, has_marks in (
+            ("captions", texts, False),
+            ("systems", table.systems or [], self.file.systems is not None),
+        ):
+            if has_marks:
+                return
+            first: dict[str, str] = {}
+            for image_id, mark in zip(ids, marks, strict=False):
+                if image_id is None or mark is None or len(self.find(image_id)) != 1:
+                    continue
+                if first.setdefault(image_id, mark) != mark:
+                    problem = (
+                        f"rates several {noun} of {image_id!r}, and {path} does not say which has a score"
+                    )
+                    fix = f"give scores with their {noun}: a table with image_id, {noun[:-1]} and score"
+                    raise file_error(table.path, problem, fix)
+
+    def place_of(self, index: int, table: CaptionTable, image_id: str | None) -> int | str:
+        """The score that a rating is about, or why none is; an id may lack the extension of its file."""
+        if image_id is None:
+            return "ratings without an image id"
+        images = self.find(image_id)
+        if len(images) != 1:
             return _UNKNOWN
-        places = of_image[found[0]]
-        if not isinstance(caption, str) or texts is None:
+        places = self.of_image[images[0]]
+        if table.systems is not None and self.file.systems is not None:
+            system = table.systems[index]
+            places = [place for place in places if self.file.systems[place].strip() == system]
+            if not places:
+                return "ratings of a system that has no score of the image"
+        caption = table.captions[index]
+        if caption is None or self.file.captions is None:
             several = "ratings without a caption of an image with several scores"
-            return several if places[1:] else places[0]
-        places = [place for place in places if str(texts[place]).split() == caption.split()]
+            return several if len(places) > 1 else places[0]
+        words = caption.split()
+        places = [place for place in places if str(self.file.captions[place]).split() == words]
         if not places:
             return "ratings of a caption that has no score"
-        different = len({repr(scores[place]) for place in places}) > 1
+        different = len({repr(self.scores[place]) for place in places}) > 1
         return "ratings of a caption that has different scores" if different else places[0]
-
-    return [place_of(key, caption) for key, caption in zip(keys, captions, strict=True)]
