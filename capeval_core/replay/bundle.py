@@ -195,7 +195,7 @@ def replay(
             stages[name] = sorted(both["row"][first].tolist())
         differs &= equal[name]
     lost, count = len(ours) + len(theirs) - 2 * len(both), int((~equal["score"]).sum())
-    lines = [_summary(len(both), count, sum(map(len, stages.values())))]
+    lines = [_summary(len(both), count, sum(map(len, stages.values())), rounded)]
     if lost:
         lines.append(f"{lost:,} captions are in one of both alone")
     for name, found in stages.items():
@@ -210,14 +210,12 @@ def _lengths(rows: list[list[float]]) -> Any:
     return np.array([np.linalg.norm(numbers) for numbers in rows])
 
 
-def _summary(count: int, other_scores: int, differing: int) -> str:
+def _summary(count: int, other_scores: int, differing: int, tolerance: float) -> str:
     if other_scores:
         return f"{other_scores:,} of {count:,} scores differ; what differs first:"
     if differing:
-        return (
-            f"{count:,} scores are equal, but not what {differing:,} are computed from; what differs first:"
-        )
-    return f"{count:,} scores are equal, and all that they are computed from"
+        return f"{count:,} scores are equal, what {differing:,} are computed from is not; what differs first:"
+    return f"{count:,} scores, and all that they are computed from, are equal to {tolerance:.0e}"
 
 
 def _table(bundle: Mapping[str, Any]) -> Any:

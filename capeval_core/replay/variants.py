@@ -254,11 +254,13 @@ def _squashed(image: Image.Image, n: int) -> Image.Image:
 
 
 def _padded(image: Image.Image, n: int) -> Image.Image:
-    """The longer side resized to n, black beside it: as open_clip's resize mode `longest`."""
+    """The longer side resized to n, zeros of the image's own mode beside it: open_clip's mode `longest`."""
     longest = max(image.size)
     width, height = (round(side * n / longest) for side in image.size)
-    scaled = resized(image, (width, height), Image.Resampling.BICUBIC).convert("RGB")
-    square = Image.new("RGB", (n, n))
+    scaled = resized(image, (width, height), Image.Resampling.BICUBIC)
+    square = Image.new(image.mode, (n, n), 0)
+    if image.mode == "P":
+        square.putpalette(image.getpalette("RGB") or [], "RGB")
     square.paste(scaled, ((n - width) // 2, (n - height) // 2))
     return square
 
