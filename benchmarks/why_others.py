@@ -5,8 +5,8 @@
 Images, captions and references are drawn; sides are odd, some files are turned by EXIF, transparent, grey, or
 have a palette. Scores come from transformers, open_clip, torchvision, OpenCV and torchmetrics on the packaged
 tiny CLIP (`benchmarks.other_tools`), and from pycocoevalcap, NLTK and rouge_score. A change that moves
-nothing here is no case. A known one is good if the true variant is the only one, or one of three; changes in nobody's
-list are made by the same code. `benchmarks/why_others.md` is the output of this program.
+nothing here is no case. A known one is good if the true variant is the only one, or one of three; changes
+in nobody's list are made by the same code. `benchmarks/why_others.md` is the output of this program.
 """
 
 from __future__ import annotations
