@@ -10,6 +10,9 @@ from capeval_core.inputs.files import load_json
 from capeval_core.registry import metric_class
 from capeval_core.replay.bundle import check_bundle, replay
 
+EQUAL_SCORES = 3
+"""The status where all scores are equal, but inputs or parts are not."""
+
 
 def run(arguments: list[str]) -> int:
     flags = parser_of("replay", options=[FileOptions]).read(arguments)
@@ -21,4 +24,6 @@ def run(arguments: list[str]) -> int:
     with common.naming_rows(file.ids):
         outcome = replay(bundle, file.captions, file.images, file.references, ids=file.ids, **options)
     print(outcome.sentence)
-    return 0 if outcome.equal else 1
+    if outcome.equal:
+        return 0
+    return EQUAL_SCORES if outcome.equal_scores else 1

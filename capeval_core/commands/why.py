@@ -27,7 +27,12 @@ def run(arguments: list[str]) -> int:
     options = {**options, "ids": file.ids, "backbones": TYPES["NAMES"](",".join(flags.backbones))}
     with common.naming_rows(file.ids):
         outcome = why(theirs, flags.metric, *given, most=flags.most, progress=True, **options)
-    rows = [[own["variant"], f"{own['number']:.6g}", f"{own['agree']:.0%}"] for own in outcome.table]
+    rows = [[own["variant"], _number(own["number"]), f"{own['agree']:.0%}"] for own in outcome.table]
     print(table([["VARIANT", "NUMBER", "AGREE"], *rows]), outcome.sentence, sep="\n\n")
     common.write("--json", flags.json, vars(outcome))
     return 0 if outcome.remaining else 1
+
+
+def _number(number: float | None) -> str:
+    """A variant that was tried on a few captions alone has none."""
+    return "" if number is None else f"{number:.6g}"

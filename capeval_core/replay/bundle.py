@@ -18,6 +18,7 @@ from capeval_core.errors import InputError, Problem, at
 from capeval_core.inputs.images import ImageError
 from capeval_core.inputs.samples import Samples
 from capeval_core.metric import Reranker, prepared
+from capeval_core.models.rounding import OF_FORMULAS, rounding
 from capeval_core.phrases.ptb import shared_words
 from capeval_core.registry import load
 from capeval_core.result import Result
@@ -32,10 +33,12 @@ _STAGES = {
     "resized": "another way of resizing",
     "tokens": "another tokenizer or prompt",
     "features": "other arithmetic",
+    "parts": "another formula",
     "score": "another formula",
 }
 """The stages in order, and what a first difference there most likely means."""
-_TOLERANCE, _SHARE = 1e-6, 1e-3  # of scores; of a score's difference, which a difference of features explains
+_NUMBERS = ("features", "parts", "score")
+_SHARE = 1e-3  # of a score's difference, which a difference of features explains
 
 
 def bundle_of(result: Result, ids: Any = None, *, texts: bool = False) -> dict[str, Any]:
@@ -44,7 +47,9 @@ def bundle_of(result: Result, ids: Any = None, *, texts: bool = False) -> dict[s
     if isinstance(metric, Reranker):
         raise ValueError(f"bundle: {metric.name} chooses among captions, and a bundle has a score for each")
     ids = [str(index) for index in range(len(samples))] if ids is None else ids
-    stages = {**_stages(metric, samples, rows), "score": [f"{score:.9g}" for score in result.scores]}
+    stages = _stages(metric, samples, rows)
+    stages["parts"] = [f"{_sum_of(numbers):.9g}" for numbers in _parts(result)]
+    stages["score"] = [f"{score:.9g}" for score in result.scores]
     described = metric.Options.describe().items()
     names = {name for name, one in described if one.sign or one.encodes} | {"weights", "regions", "phrases"}
     options = {name: own for name, own in vars(metric.options).items() if name in names}
@@ -78,9 +83,23 @@ def _stages(metric: Any, samples: Samples, rows: pa.Table) -> dict[str, list[str
         if hasattr(metric.encoder, "tokenizer"):
             prompt, encode = getattr(metric.options, "prompt", ""), metric.encoder.tokenizer.encode
             found["tokens"] = [_digest(str(encode([f"{prompt}{text}" for text in own]).ids)) for own in texts]
-    raw = [[*_numbers([*row.values()])] for row in rows.drop_columns(["index", "group"]).to_pylist()]
-    found["features"] = [f"{np.cos(np.arange(len(own))) @ own:.9g}" for own in raw]
+    found["features"] = [f"{_sum_of(numbers):.9g}" for numbers in _features(rows)]
     return found
+
+
+def _features(rows: pa.Table) -> list[list[float]]:
+    """All numbers of each row."""
+    return [[*_numbers([*row.values()])] for row in rows.drop_columns(["index", "group"]).to_pylist()]
+
+
+def _parts(result: Result) -> list[list[float]]:
+    """All numbers of the parts of each score."""
+    return [[*_numbers([part[row] for part in result.parts.values()])] for row in range(len(result))]
+
+
+def _sum_of(numbers: list[float]) -> float:
+    """A sum in which each place has another weight, so that exchanged numbers show."""
+    return float(np.cos(np.arange(len(numbers))) @ numbers) if numbers else 0.0
 
 
 def _contents(metric: Any, image: Any) -> Iterator[str | bytes]:
@@ -111,10 +130,15 @@ def _digest(*parts: str | bytes) -> str:
 
 
 class Replay(NamedTuple):
-    """How a replay went: whether all scores are equal to 1e-6, per stage the captions that differ there
-    first, and all that in words with the likely reasons."""
+    """How a replay went.
+
+    equal: whether the inputs, the parts and the scores of all captions are equal, numbers to the rounding of
+    their arithmetic. equal_scores: whether at least all scores are, as they may be of other inputs. stages:
+    per stage the captions that differ there first. sentence: all that in words, with the likely reasons.
+    """
 
     equal: bool
+    equal_scores: bool
     stages: dict[str, list[int]]
     sentence: str
 
@@ -142,33 +166,56 @@ def replay(
     metric = prepared(metric, samples)
     rows = canonical(metric.encode_all(samples))
     ids = [str(row) for row in range(len(samples))] if ids is None else ids
-    here = bundle_of(replace(metric.combine(rows), source=(metric, samples, rows)), ids)
+    result = replace(metric.combine(rows), source=(metric, samples, rows))
+    here = bundle_of(result, ids)
     ours, theirs = _table(here), _table(bundle)
     ours["row"] = range(len(ours))
     both = ours.merge(theirs, left_index=True, right_index=True, suffixes=("", " there"))
+    if metric.options.__dict__.get("dtype") == bundle["options"].get("dtype"):
+        dtype = str(bundle["options"].get("dtype", "float32"))
+    else:
+        dtype = "float32"  # another dtype is a difference that is to be named
+    rounded = OF_FORMULAS * rounding(getattr(getattr(metric, "encoder", None), "model", None), dtype)
     names = [name for name in _STAGES if f"{name} there" in both]
     equal = {name: both[name] == both[f"{name} there"] for name in names}
-    numbers = ((both[name].astype(float), both[f"{name} there"].astype(float)) for name in names[-2:])
-    of_features, of_scores = ((one - other).abs() for one, other in numbers)
-    equal["features"] |= of_features <= _SHARE * of_scores
-    equal["score"] |= of_scores <= _TOLERANCE * both["score"].astype(float).abs().clip(lower=1)
+    lengths = {"features": _lengths(_features(rows)), "parts": _lengths(_parts(result))}
+    lengths["score"] = np.abs(np.asarray(result.scores))
+    difference = dict[str, Any]()
+    for name in (name for name in names if name in _NUMBERS):
+        difference[name] = (both[name].astype(float) - both[f"{name} there"].astype(float)).abs()
+        equal[name] |= difference[name] <= rounded * np.fmax(lengths[name][both["row"]], 1)
+    equal["features"] |= difference["features"] <= _SHARE * difference["score"]
     if "pixels" in equal:
         equal["image"] |= equal["pixels"]  # the same picture in another file does no harm
-    differs, stages = ~equal["score"], dict[str, list[int]]()
+    equal_scores, stages = bool(equal["score"].all()), dict[str, list[int]]()
+    differs = both["row"] >= 0
     for name in equal:
-        if (first := differs & ~equal[name]).any():
+        first = differs & ~equal[name]
+        if first.any():
             stages[name] = sorted(both["row"][first].tolist())
         differs &= equal[name]
-    lost, count = len(ours) + len(theirs) - 2 * len(both), sum(map(len, stages.values()))
-    lines = [f"{len(both):,} scores are equal to {_TOLERANCE:g}"]
-    if stages:
-        lines = [f"{count:,} of {len(ours):,} scores differ; what differs first:"]
+    lost, count = len(ours) + len(theirs) - 2 * len(both), int((~equal["score"]).sum())
+    lines = [_summary(len(both), count, sum(map(len, stages.values())), rounded)]
     if lost:
         lines.append(f"{lost:,} captions are in one of both alone")
     for name, found in stages.items():
-        shown = ", ".join(ids[row] for row in found[:3]) + ", ..." * (len(found) > 3)
-        lines.append(f"{name} of {len(found):,} ({shown}): {_reason(name, bundle, here)}")
-    return Replay(not stages and not lost, stages, "\n  ".join(lines))
+        listed = ", ".join(ids[row] for row in found[:3]) + ", ..." * (len(found) > 3)
+        lines.append(f"{name} of {len(found):,} ({listed}): {_reason(name, bundle, here)}")
+    equal_scores = equal_scores and not lost
+    return Replay(equal_scores and not stages, equal_scores, stages, "\n  ".join(lines))
+
+
+def _lengths(rows: list[list[float]]) -> Any:
+    """(rows,) the length of each row as a vector, which bounds its sum's rounding."""
+    return np.array([np.linalg.norm(numbers) for numbers in rows])
+
+
+def _summary(count: int, other_scores: int, differing: int, tolerance: float) -> str:
+    if other_scores:
+        return f"{other_scores:,} of {count:,} scores differ; what differs first:"
+    if differing:
+        return f"{count:,} scores are equal, what {differing:,} are computed from is not; what differs first:"
+    return f"{count:,} scores, and all that they are computed from, are equal to {tolerance:.0e}"
 
 
 def _table(bundle: Mapping[str, Any]) -> Any:

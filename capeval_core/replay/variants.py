@@ -7,25 +7,28 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import re
 import tomllib
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from PIL import Image, ImageOps
+from torch.nn import functional
 
-from capeval_core.inputs.images import square_pixels
+from capeval_core.inputs.images import resized, square_pixels
 from capeval_core.inputs.samples import Samples
 from capeval_core.matching.cosine import harmonic_mean
 from capeval_core.metric import prepared, with_options
 from capeval_core.phrases.ptb import ptb_tokens
 from capeval_core.ragged import Ragged
 from capeval_core.rows import canonical, nullable
-from capeval_core.scores.ngram import bleu_of_sums
 
 CLIP, REFCLIP, CIDER = "pacs refpacs clips refclips", "refpacs refclips", "cider ciderd"
 ENCODED, SCORED, NUMBER = range(3)
@@ -94,10 +97,24 @@ class Case:
         return self.texts(lambda text: " ".join(map(word, tokens(text))))
 
     def images(self, change: Callable[[Image.Image, int], Any], name: str) -> Case:
-        """Images in RGB are changed by a function that gets the encoder's size, too."""
+        """Images, in the mode of their file, are changed by a function that gets the encoder's size, too."""
         size = getattr(getattr(self.metric.encoder, "preprocessing", None), "image_size", 0)
-        change_rgb = lambda image: change(image.convert("RGB"), size)  # noqa: E731
-        return self.on(images=[i.changed(f"{name} {size}", change_rgb) for i in self.samples.images])
+
+        def changed(image: Image.Image) -> Any:
+            return change(image, size)
+
+        return self.on(images=[visual.changed(f"{name} {size}", changed) for visual in self.samples.images])
+
+    def float_pixels(self, change: Callable[[Image.Image, int], Any], name: str) -> Case:
+        """The image tower gets pixels in [0, 1] that were never rounded to 8 bits, (3, n, n) of an image."""
+        encoder = copy(self.metric.encoder)
+        encoder.preprocessing = _FloatPixels(encoder.preprocessing, change)
+        encoder.triton = False  # its kernel reads 8 bits
+        # Under a name of their own in the cache of features, whose key has the encoder's own preprocessing.
+        named = self.images(lambda image, n: image, f"{name}, floats")
+        metric = with_options(self.metric, decoders=None)  # other processes would decode to 8 bits
+        metric.encoder = encoder
+        return replace(named, metric=metric)
 
     def next(self, column: str) -> Case:
         """Captions meet the images, or the references, of the next one."""
@@ -120,7 +137,9 @@ class Case:
 class Switch(NamedTuple):
     """One thing that others do otherwise; switches of one group exclude each other.
 
-    metrics: their names, or what they have: an option, `references`, `images`.
+    metrics: their names, or what they have: an option, `references`, `images`. cost: how long
+    its scores take, from no network (0) over texts and images to networks opened anew and their arithmetic.
+    dtype: of 16 bits, if scores go through one.
     """
 
     name: str
@@ -129,6 +148,8 @@ class Switch(NamedTuple):
     step: int
     metrics: str
     group: str
+    cost: int = 0
+    dtype: str | None = None
 
     def fits(self, metric: Any) -> bool:
         pictures = "image" in metric.media and not metric.options.images_are_ids
@@ -137,20 +158,119 @@ class Switch(NamedTuple):
         return not self.metrics or not traits.isdisjoint(self.metrics.split())
 
 
-def _square(image: Image.Image, size: int, name: str) -> Image.Image:
-    return Image.fromarray(square_pixels(image, size, Image.Resampling[name.upper()]).transpose(1, 2, 0))
+class _FloatPixels:
+    """A preprocessing whose pixels are floats."""
+
+    def __init__(self, preprocessing: Any, change: Callable[[Image.Image, int], Any]) -> None:
+        self.preprocessing = preprocessing
+        self.change = change
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.preprocessing, name)
+
+    def pixels(self, image: Image.Image) -> Any:
+        """(3, image_size, image_size) float32, of the range of 8 bits."""
+        return self.change(image, self.preprocessing.image_size).numpy() * 255
 
 
-def _tensor(image: Image.Image, size: int, name: str, antialias: bool) -> Any:
-    from torchvision.transforms import functional as f
-
-    scaled = f.resize(f.pil_to_tensor(image), [size], f.InterpolationMode(name), antialias=antialias)
-    return f.to_pil_image(f.center_crop(scaled, [size]))
+def _square(image: Image.Image, n: int, name: str) -> Image.Image:
+    """In the image's own mode, and RGB afterwards, as the encoder does."""
+    return Image.fromarray(square_pixels(image, n, Image.Resampling[name.upper()]).transpose(1, 2, 0))
 
 
-def _jpeg(image: Image.Image, size: int, quality: int) -> Image.Image:
-    image.save(file := io.BytesIO(), "JPEG", quality=quality)
+def _interpolated(pixels: torch.Tensor, n: int, mode: str, antialias: bool) -> torch.Tensor:
+    """(3, h, w) pixels, the shorter side resized to n; of 8 bits PyTorch rounds as any processor does."""
+    height, width = pixels.shape[1:]
+    short = min(height, width)
+    size = (int(n * height / short), int(n * width / short))
+    return functional.interpolate(pixels[None], size, mode=mode, antialias=antialias)[0]
+
+
+def _bytes_of(image: Image.Image) -> torch.Tensor:
+    """(3, h, w) uint8 of an image in RGB."""
+    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+
+
+def _cropped(pixels: torch.Tensor, n: int, offset: Callable[[float], int] = round) -> torch.Tensor:
+    """The central square; offset: how half a pixel is rounded."""
+    top, left = (offset((side - n) / 2) for side in pixels.shape[1:])
+    return pixels[:, top : top + n, left : left + n]
+
+
+def _pillow(pixels: torch.Tensor) -> Image.Image:
+    return Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+
+
+def _rounded(image: Image.Image, n: int, mode: str, antialias: bool) -> Image.Image:
+    """As `torchvision.transforms` resizes 8 bits: in floats, which are rounded."""
+    scaled = _interpolated(_bytes_of(image).float(), n, mode, antialias)
+    return _pillow(_cropped(scaled.round().clamp(0, 255).to(torch.uint8), n))
+
+
+def _in_bytes(image: Image.Image, n: int, mode: str) -> Image.Image:
+    """As `torchvision.transforms.v2` resizes 8 bits."""
+    return _pillow(_cropped(_interpolated(_bytes_of(image), n, mode, True), n))
+
+
+def _in_floats(image: Image.Image, n: int, mode: str, antialias: bool) -> torch.Tensor:
+    """`ToTensor` before `Resize`: never rounded, and bicubic overshoots stay."""
+    return _cropped(_interpolated(_bytes_of(image).float() / 255, n, mode, antialias), n)
+
+
+def _on_white(image: Image.Image, n: int = 0) -> Image.Image:
+    """What is transparent shows a white background."""
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    clear = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear).convert("RGB")
+
+
+def _of_transformers(image: Image.Image, n: int, fast: bool, white: bool) -> Image.Image:
+    """CLIPImageProcessor of transformers: RGB first, and a crop whose offset is rounded down."""
+    image = _on_white(image) if white else image.convert("RGB")
+    if fast:
+        scaled = _interpolated(_bytes_of(image), n, "bicubic", True)
+    else:
+        short = min(image.size)
+        size = (int(n * image.width / short), int(n * image.height / short))
+        scaled = _bytes_of(resized(image, size, Image.Resampling.BICUBIC))
+    return _pillow(_cropped(scaled, n, int))
+
+
+def _swapped(image: Image.Image, n: int) -> Image.Image:
+    """Red and blue swapped in what the encoder takes: a palette is resized before it is RGB."""
+    if image.mode not in ("RGB", "L") and n:
+        image = _square(image, n, "bicubic")
+    return Image.merge("RGB", image.convert("RGB").split()[::-1])
+
+
+def _jpeg(image: Image.Image, n: int, quality: int) -> Image.Image:
+    image.convert("RGB").save(file := io.BytesIO(), "JPEG", quality=quality)
     return Image.open(file)
+
+
+def _squashed(image: Image.Image, n: int) -> Image.Image:
+    return resized(image, (n, n), Image.Resampling.BICUBIC)
+
+
+def _padded(image: Image.Image, n: int) -> Image.Image:
+    """The longer side resized to n, zeros of the image's own mode beside it: open_clip's mode `longest`."""
+    longest = max(image.size)
+    width, height = (round(side * n / longest) for side in image.size)
+    scaled = resized(image, (width, height), Image.Resampling.BICUBIC)
+    square = Image.new(image.mode, (n, n), 0)
+    if image.mode == "P":
+        square.putpalette(image.getpalette("RGB") or [], "RGB")
+    square.paste(scaled, ((n - width) // 2, (n - height) // 2))
+    return square
+
+
+def _padded_first(image: Image.Image, n: int) -> Image.Image:
+    """Black beside the image, which makes it a square before it is resized."""
+    longest = max(image.size)
+    square = Image.new("RGB", (longest, longest))
+    square.paste(image.convert("RGB"), ((longest - image.width) // 2, (longest - image.height) // 2))
+    return square
 
 
 def _end_lost(case: Case) -> Case:
@@ -200,11 +320,42 @@ def _flattened(case: Case) -> Case:
     return case.to(np.bincount(owner, scores) / np.bincount(owner))
 
 
-def _smoothed(case: Case, more: Any = 0, least: Any = 0) -> Case:
-    """BLEU-4 of larger counts, of captions and of the set."""
-    sums = np.asarray(case.values.summands)
-    each, of_set = (bleu_of_sums(np.maximum(own + more, least))[..., 0] for own in (sums, sums.sum(axis=0)))
-    return case.to(each, float(of_set))
+def _nltk(case: Case, method: int) -> Case:
+    """BLEU-4 as `nltk.translate.bleu_score` smooths it, of captions and of the set."""
+    sums = np.asarray(case.values.summands, dtype=np.float64)
+    return case.to(_nltk_bleu(sums, method), float(_nltk_bleu(sums.sum(axis=0), method)))
+
+
+def _nltk_bleu(sums: Any, method: int) -> Any:
+    """BLEU-4 of (..., 10) sums of `bleu_of_sums`; methods are those of NLTK's `SmoothingFunction`."""
+    matches = sums[..., :4]
+    totals = np.maximum(sums[..., 4:8], 1)
+    length, reference_length = sums[..., 8], sums[..., 9]
+    absent = matches == 0
+    halvings = 2.0 ** np.cumsum(absent, axis=-1)
+    if method == 1:
+        matches = np.where(absent, 0.1, matches)
+    elif method == 2:
+        more = np.array([0, 1, 1, 1])
+        matches = matches + more
+        totals = totals + more
+    elif method == 3:
+        matches = np.where(absent, 1 / halvings, matches)
+    elif method == 4:
+        logarithm = np.log(np.maximum(length, 1))[..., None]
+        matches = np.where(absent, logarithm / (5 * halvings), matches)
+        matches = np.where(matches > 0, matches, totals)  # of one word the logarithm is 0: it is left out
+    brevity = np.exp(np.minimum(1 - reference_length / np.maximum(length, 1), 0))
+    scores = brevity * np.prod((matches / totals) ** 0.25, axis=-1)
+    return np.where(sums[..., 0] > 0, scores, 0.0)
+
+
+def _best_f(case: Case) -> Any:
+    """ROUGE-L of the reference with the best F, in which precision and recall count alike."""
+    common = Ragged.of(case.rows["common"])
+    lengths = Ragged.of(case.rows["reference_lengths"])
+    of_caption = np.repeat(case.rows["length"].to_numpy(), common.lengths)
+    return Ragged(2 * common.values / (of_caption + lengths.values), common.lengths).max()
 
 
 def _of_images(case: Case, how: str, once: bool = False) -> Case:
@@ -215,24 +366,47 @@ def _of_images(case: Case, how: str, once: bool = False) -> Case:
     return case.to(case.scores, float(table.agg(how).mean()))
 
 
+def _sorted(ids: Sequence[str], key: Callable[[str], Any]) -> list[int]:
+    """Rows in the order of their ids; those of one id stay in theirs."""
+    return sorted(range(len(ids)), key=lambda row: key(ids[row]))
+
+
+def _natural(text: str) -> list[Any]:
+    """A key that sorts digits by their value."""
+    return [(part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"(\d+)", text)]
+
+
 SWITCHES: list[Switch] = []
 
 
-def _block(step: int, metrics: str = "", group: str = "", lift: Any = None) -> Callable[..., None]:
+COST_OF_IMAGES, COST_OF_WEIGHTS = 2, 3  # of texts 1
+
+
+def _block(
+    step: int, metrics: str = "", group: str = "", lift: Any = None, cost: int | None = None
+) -> Callable[..., None]:
     """What adds switches of one step, metrics and group; lift: the method of `Case` that takes a change."""
+    pictures = lift in (Case.images, Case.float_pixels) or metrics == "images"
+    usual = 0 if step != ENCODED else COST_OF_IMAGES if pictures else 1
 
     def add(name: str, sentence: str, change: Any) -> None:
-        more = (name,) if lift is Case.images else ()
+        more = (name,) if lift in (Case.images, Case.float_pixels) else ()
         own = (lambda case: lift(case, change, *more)) if lift else change
-        SWITCHES.append(Switch(name, sentence, own, step, metrics, group or name))
+        dtype = next((bits for bits in ("bfloat16", "float16") if bits in name), None)
+        SWITCHES.append(
+            Switch(name, sentence, own, step, metrics, group or name, usual if cost is None else cost, dtype)
+        )
 
     return add
 
 
 def _options(step: int, entries: list[dict[str, Any]]) -> None:
-    for option, metrics, value in ((e["option"], e["metrics"], v) for e in entries for v in e["values"]):
-        change = partial(Case.by, **{option: value})
-        _block(step, metrics, option)(f"{option}={value!r}", f"the option {option} is {value!r}", change)
+    for entry in entries:
+        option = entry["option"]
+        add = _block(step, entry["metrics"], option, cost=entry.get("cost"))
+        for value in entry["values"]:
+            change = partial(Case.by, **{option: value})
+            add(f"{option}={value!r}", f"the option {option} is {value!r}", change)
 
 
 _DATA = tomllib.loads(Path(__file__).with_name("switches.toml").read_text(encoding="utf-8"))
@@ -263,27 +437,49 @@ add("not the rated one", "no reference is the caption", lambda text, own: [r for
 for column in ("references", "images"):
     add = _block(ENCODED, column, column, Case.next)
     add(f"{column} off by one", f"captions meet the next caption's {column}", column)
-add = _block(ENCODED, CLIP, "resize", Case.images)
-for method in ("bilinear", "lanczos", "nearest"):
-    add(method, f"images are resized by Pillow's {method} filter", partial(_square, name=method))
-for method, antialias in (("bicubic", True), ("bicubic", False), ("bilinear", False)):
-    how = f"{method} on tensors" + ", no antialias" * (not antialias)
-    add(how, f"images are resized as tensors: {how}", partial(_tensor, name=method, antialias=antialias))
-add("squashed", "images are squashed to a square", lambda image, n: image.resize((n, n), 3))
-add("padded", "images are padded to a square", lambda image, n: ImageOps.pad(image, (n, n), 3))
+# Images, in the order of a pipeline: turn, mode, reduction, JPEG, resize with crop, channels.
 add = _block(ENCODED, "images", "", Case.images)
-add("RGB first", "images become RGB before they are resized", lambda image, n: image)
 add("upright", "photographs are turned upright (EXIF)", lambda image, n: ImageOps.exif_transpose(image))
-add("BGR", "red and blue are swapped", lambda image, n: Image.merge("RGB", image.split()[::-1]))
+add = _block(ENCODED, "images", "mode", Case.images)
+add("RGB first", "images become RGB before they are resized", lambda image, n: image.convert("RGB"))
+add("on white", "transparent images come on white, in RGB before they are resized", _on_white)
+add = _block(ENCODED, "images", "", Case.images)
 add("256 pixels", "images are 256 pixels long first", lambda image, n: ImageOps.contain(image, (256, 256)))
 add = _block(ENCODED, "images", "JPEG", Case.images)
 for quality in (75, 95):
     add(f"JPEG {quality}", f"JPEG again, of quality {quality}", partial(_jpeg, quality=quality))
+add = _block(ENCODED, CLIP, "resize", Case.images)
+for name in ("bilinear", "lanczos", "nearest"):
+    add(name, f"images are resized by Pillow's {name} filter", partial(_square, name=name))
+for mode, antialias in itertools.product(("bicubic", "bilinear"), (True, False)):
+    how = mode if antialias else f"{mode}, no antialias"
+    sentence = f"images are resized as tensors: {how}"
+    change = partial(_rounded, mode=mode, antialias=antialias)
+    add(how.replace(mode, f"{mode} on tensors"), sentence, change)
+    change_floats = partial(_in_floats, mode=mode, antialias=antialias)
+    add_floats = _block(ENCODED, CLIP, "resize", Case.float_pixels)
+    add_floats(how.replace(mode, f"{mode} on floats"), f"{sentence}, in [0, 1]", change_floats)
+for mode in ("bicubic", "bilinear"):
+    sentence = f"images are resized as tensors of 8 bits: {mode}"
+    add(f"{mode} on bytes", sentence, partial(_in_bytes, mode=mode))
+for fast, white in itertools.product((True, False), (True, False)):
+    backend = "torchvision" if fast else "Pillow"
+    name = f"transformers, {backend}" if white else f"transformers, {backend}, alpha dropped"
+    sentence = f"images are prepared by CLIPImageProcessor of transformers with {backend}"
+    sentence = sentence if white else f"{sentence}, without a background"
+    add(name, sentence, partial(_of_transformers, fast=fast, white=white))
+add("squashed", "images are squashed to a square", _squashed)
+add("padded", "images are padded to a square after they are resized", _padded)
+add("padded first", "images are padded to a square before they are resized", _padded_first)
+add = _block(ENCODED, "images", "", Case.images)
+add("BGR", "red and blue are swapped", _swapped)
 add = _block(ENCODED, CLIP, "prompt")
 add("prompt twice", "the prompt comes twice", lambda case: case.by(prompt=case.metric.options.prompt * 2))
 add = _block(ENCODED, CLIP)
 add("end token lost", "cut captions lose their end token, so that the start token is read", _end_lost)
+add = _block(ENCODED, CLIP, cost=COST_OF_WEIGHTS)
 add("other GELU", "GELU for QuickGELU, or the reverse", _other_activation)
+add = _block(ENCODED, CLIP)
 add("float16 normalisation", "features are normalised in float16", lambda case: case.patched(columns=_half))
 _options(SCORED, _DATA["scored"])
 add = _block(SCORED, "pacs clips", lift=Case.made)
@@ -298,16 +494,23 @@ for entry in _DATA["parts"]:
     add = _block(SCORED, entry["metrics"], "formula", Case.part)
     for name in entry["names"]:
         add(name, f"{name} stands in place of the score", name)
+add = _block(SCORED, "rougel", "formula", Case.made)
+add("best F", "F, with equal weights, of the best reference, as in rouge_score", _best_f)
 add = _block(SCORED, "bleu", "formula")
-more = np.array([0, 1, 1, 1, 0, 1, 1, 1, 0, 0])
-add("add one", "1 is added to counts of 2 to 4 words", partial(_smoothed, more=more))
-add("epsilon", "no match counts as 0.1", partial(_smoothed, least=np.repeat([0.1, 0], [4, 6])))
+add("NLTK", "0 where nothing matches, as in NLTK", partial(_nltk, method=0))
+for method, smoothing in enumerate(("0.1 for 0", "1 added for 2 to 4 words", "halves for 0", "by length"), 1):
+    add(f"NLTK's method{method}", f"smoothed as in NLTK: {smoothing}", partial(_nltk, method=method))
 _block(SCORED, "references", "references")("flattened", "each reference counts alone", _flattened)
 add = _block(SCORED, "", "scale", lambda case, n: case.to(case.scores * n, case.mean * n))
 add("times 100", "scores are times 100", 100)
 add("divided by 10", "scores are divided by 10", 0.1)
 add = _block(SCORED, "", "order", Case.made)
-add("sorted by id", "scores are in the order of sorted ids", lambda case: case.scores[np.argsort(case.ids)])
+add("sorted by id", "scores are in the order of sorted ids", lambda case: case.scores[_sorted(case.ids, str)])
+add(
+    "sorted by number",
+    "scores are in the order of ids as numbers",
+    lambda case: case.scores[_sorted(case.ids, _natural)],
+)
 add("off by one", "scores stand one row too late", lambda case: np.roll(case.scores, 1))
 add = _block(SCORED, lift=Case.made)
 add("float16 scores", "scores are rounded to float16", lambda case: case.scores.astype(np.float16))

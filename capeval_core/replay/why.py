@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from itertools import combinations
+from itertools import combinations, groupby
 from typing import Any
 
 import numpy as np
@@ -14,44 +14,70 @@ from tqdm import tqdm
 from capeval_core.errors import InputError, Problem
 from capeval_core.inputs.samples import Samples
 from capeval_core.metric import CaptionMetric, prepared
+from capeval_core.models.rounding import OF_FORMULAS, UNIT, rounding
 from capeval_core.registry import load
-from capeval_core.replay.variants import ENCODED, KNOWN, NUMBER, SWITCHES, Case, Switch
+from capeval_core.replay.variants import COST_OF_WEIGHTS, ENCODED, KNOWN, NUMBER, SWITCHES, Case, Switch
 
-_NOISE = 2e-6  # of a score: what other machines add
-_PROBE, _SHOWN = 12, 10
+_PROBE, _SHOWN = 4, 10  # captions on which a variant is tried first; variants in the table
 _UNITS, _CHANCE = 500, 0.01  # how near other numbers are counted, and when one that agrees is no accident
+_DISTINCT = 5  # so many different scores do not agree by accident
+_NEAR = 0.05  # units, a difference that says nothing
+_COARSE = ("float16", "bfloat16")
+_ACCIDENT = 0.2  # of scores of 16 bits, far more than those that are a float32 network's by accident
 Variant = tuple[Switch, ...]
 
 
 class _Theirs:
     """A number of the set, as text or float, or one per caption, in order or by the image's id; as exact as
-    their digits say, but no more than machines agree."""
+    their digits say, but no more than processors agree on the scores of a network."""
 
-    def __init__(self, given: Any, ids: Sequence[str]) -> None:
+    def __init__(self, given: Any, ids: Sequence[str], network: Any) -> None:
         self.of_set = isinstance(given, (str, int, float, np.number))
+        self.network = network
         listed = [given.get(one) for one in ids] if isinstance(given, Mapping) else [*np.atleast_1d(given)]
         if not self.of_set and len(listed) != len(ids):
             found = f"has {len(listed):,} scores for {len(ids):,} captions"
             raise InputError(Problem("theirs", found, "give one for each, None where it is unknown"))
         texts = [str(value) for value in listed if value is not None]
         digits = max((len(text.partition(".")[2]) for text in texts if "e" not in text), default=16)
+        self.half_digit = 0.5000001 * 10.0**-digits
         try:
             self.values = np.array([np.nan if value is None else value for value in listed], dtype=np.float64)
         except (ValueError, TypeError):
             raise InputError(Problem("theirs", "is no number", "give a mean, or one per caption")) from None
-        if not np.isfinite(self.values).any():
+        self.known = np.isfinite(self.values)
+        if not self.known.any():
             raise InputError(Problem("theirs", "has no score of these captions", "give ids as theirs are"))
-        largest = np.nanmax(np.abs(self.values), initial=1.0)
-        self.tolerance = max(0.5000001 * 10.0**-digits, _NOISE * float(largest))
+        self.largest = float(np.nanmax(np.abs(self.values), initial=1.0))
+        self.varied = len(np.unique(self.values[self.known])) >= _DISTINCT
 
-    def beside(self, case: Case, rows: Any = slice(None)) -> dict[str, Any]:
-        """The share of captions that agree, the median difference in units of the tolerance, the number, and
-        what tells the scores from others."""
-        own = np.array([case.mean]) if self.of_set else case.scores
-        values = self.values if self.of_set else self.values[rows]
-        units = np.nan_to_num(np.abs(own - values) / self.tolerance, nan=np.inf)[np.isfinite(values)]
-        agree, scores = np.mean(units <= 1), np.round(own, 7).tobytes()
-        return {"number": case.mean, "agree": agree, "units": np.median(units), "scores": scores}
+    def tolerance(self, dtype: str = "float32") -> float:
+        """How far their scores may be from ours if both are computed alike, in networks of a dtype."""
+        return max(self.half_digit, self.noise(dtype))
+
+    def noise(self, dtype: str) -> float:
+        """How far scores of two processors may be."""
+        noise = rounding(self.network, dtype)
+        if dtype == "float32":
+            # Whoever computed numbers of texts alone may have stored them in float32.
+            noise = max(OF_FORMULAS * noise, 4 * UNIT["float32"])
+        return noise * self.largest
+
+    def beside(self, case: Case, computed: Any) -> dict[str, Any]:
+        """The number; the share of captions that agree in float32, and by dtype to 16 bits; and the median
+        difference in units of the tolerance. computed: (captions,) whether a score is compared."""
+        compared = self.known if self.of_set else self.known & computed
+        ours = np.array([case.mean]) if self.of_set else np.asarray(case.scores, dtype=np.float64)
+        difference = np.nan_to_num(np.abs(ours - self.values)[compared], nan=np.inf)
+        exact = self.tolerance()
+        shares = {dtype: float(np.mean(difference <= self.tolerance(dtype))) for dtype in _COARSE}
+        return {
+            "number": case.mean,
+            "agree": float(np.mean(difference <= exact)),
+            "shares": shares,
+            "units": float(np.median(difference)) / exact,
+            "scores": np.where(compared, ours, np.nan),
+        }
 
 
 @dataclass(frozen=True)
@@ -80,64 +106,86 @@ class Search:
     def __init__(
         self, metric: Any, samples: Samples, ids: Sequence[str], weights: Sequence[str] = ()
     ) -> None:
-        self.own, self._kept = Case(metric, samples, ids), dict[Variant, Case]()
+        self.own = Case(metric, samples, ids)
+        self.network = getattr(getattr(metric, "encoder", None), "model", None)
+        self._kept = dict[tuple[Variant, bool], Case]()
         self.switches = [switch for switch in SWITCHES if switch.fits(metric)]
         for name in weights:
             change = partial(Case.by, weights=name)
-            self.switches.insert(0, Switch(name, f"weights are {name}", change, ENCODED, "", "weights"))
-        self.probe = np.linspace(0, len(samples) - 1, min(_PROBE, len(samples))).astype(int).tolist()
+            switch = Switch(name, f"weights are {name}", change, ENCODED, "", "weights", COST_OF_WEIGHTS)
+            self.switches.insert(0, switch)
+        self.probe: list[int] = []
 
     def scored(self, variant: Variant, *, probe: bool = False) -> Case:
-        """A variant's scores, of all captions or a few."""
+        """A variant's scores; with `probe` of a few captions, and NaN for all others."""
         first = tuple(switch for switch in variant if switch.step == ENCODED)
-        if (case := self._kept.get(first)) is None:
+        case = self._kept.get((first, probe))
+        if case is None:
             case = reduce(lambda case, switch: switch.change(case), first, self.own)
             if probe:
-                metric, few = prepared(case.metric, case.samples), case.samples.select(self.probe)
-                case = replace(case, metric=metric, samples=few)
+                metric = prepared(case.metric, case.samples)
+                case = replace(case, metric=metric, samples=case.samples.select(self.probe))
             case = case.encoded()
             if len(first) < 2:
-                self._kept[first] = case
-        return reduce(lambda case, switch: switch.change(case), variant[len(first) :], case)
+                self._kept[first, probe] = case
+        return self._finished(case, variant[len(first) :], probe)
+
+    def _finished(self, case: Case, switches: Variant, probe: bool) -> Case:
+        """The case after changes of its scores. What changes their order needs all places."""
+        scattered = not probe
+        for switch in switches:
+            if not scattered and switch.group == "order":
+                case, scattered = self._scattered(case), True
+            case = switch.change(case)
+        return case if scattered else self._scattered(case)
+
+    def _scattered(self, case: Case) -> Case:
+        """Scores of the probe in their places among all captions."""
+        scores = np.full(len(self.own.ids), np.nan)
+        scores[self.probe] = case.scores
+        return case.to(scores)
 
     def explain(self, given: Any, *, most: int = 2, progress: bool = False) -> Explanation:
-        """The variants of at most so many switches that make the given numbers; fewer switches go first."""
-        import pandas as pd
-
-        theirs, number = _Theirs(given, self.own.ids), self.scored(()).mean
+        """The variants of at most so many switches that make the given numbers; fewer switches go first, and
+        of as many those that are computed fastest."""
+        theirs = _Theirs(given, self.own.ids, self.network)
+        number = self.scored(()).mean
+        self._choose_probe(theirs)
         tried, untried = list[dict[str, Any]](), dict[str, str]()
-        for level in self._levels(theirs, most, untried):
-            for variant in tqdm(level, "variants", disable=None if progress else True):
-                name = " + ".join(switch.name for switch in variant) or "capeval's own settings"
-                try:
-                    with np.errstate(all="ignore"):
-                        tried.append({"variant": name, "made": variant, **self._beside(variant, theirs)})
-                except (ValueError, TypeError, OSError, ImportError) as error:
-                    untried[name] = str(error)
-            table = pd.DataFrame(tried)
-            if (table["agree"] == 1).any():
+        for level, variants in enumerate(self._levels(theirs, most, untried)):
+            bar = tqdm(total=len(variants), desc="variants", disable=None if progress else True)
+            for _, equally_dear in groupby(sorted(variants, key=_cost), key=_cost):
+                for variant in equally_dear:
+                    bar.update()
+                    try:
+                        with np.errstate(all="ignore"):
+                            beside = self._beside(variant, theirs)
+                    except (ValueError, TypeError, OSError, ImportError) as error:
+                        untried[_name(variant)] = str(error)
+                    else:
+                        tried.append({"variant": _name(variant), "made": variant, "level": level, **beside})
+                if self._is_found(theirs, tried):
+                    break  # another variant that makes the same scores would do so by accident
+            bar.close()
+            if any(one["agree"] == 1 for one in tried):
                 break
-        found = table[table["agree"] == 1]
-        remaining = found.groupby("scores", sort=False)["variant"].agg(list).tolist()
-        near = table.sort_values(["agree", "units"], ascending=[False, True], kind="stable")
-        near = near.drop_duplicates("scores").head(_SHOWN)[["variant", "number", "agree"]]
-        others = table["number"][table["units"] <= _UNITS].round(9).nunique()
-        sure = others < _UNITS * _CHANCE if theirs.of_set else pd.Series(theirs.values).nunique() >= 5
-        nearest = near["variant"].iloc[0]
-        outcome = f"none of {len(tried):,} known variants makes them, the nearest is {nearest}"
-        if len(remaining) == 1:
-            what = "; ".join(one.sentence for one in found["made"].iloc[0]) or "nothing is done otherwise"
-            more = f" (and {len(found) - 1} others that make the same)" * (len(found) > 1)
-            outcome = f"{remaining[0][0]}{more}: {what}; one of {len(tried):,} variants that were tried"
-            outcome += "" if sure else "; perhaps by accident, which a score for each caption would show"
-        elif remaining:
-            listed = "; ".join(names[0] for names in remaining)
-            outcome = f"one of {len(remaining)} that make them, of {len(tried):,} that were tried: {listed}"
-        failed = "".join(f"\n{name} could not be tried: {reason}" for name, reason in untried.items())
-        own = f"{self.own.metric.title} of these {len(self.own.ids):,} captions is {number:.6g}"
-        sentence = f"{own} by {self.own.metric.signature()}.\nThe other numbers: {outcome}.{failed}"
-        only = remaining[0][0] if len(remaining) == 1 and sure else None
-        return Explanation(only, remaining, len(tried), untried, near.to_dict("records"), sentence)
+        return self._explanation(theirs, number, tried, untried)
+
+    def _choose_probe(self, theirs: _Theirs) -> None:
+        """A few captions with scores other than 0, if networks run and there are many captions."""
+        ours = self.scored(()).scores
+        probe = list[int]()
+        if self.network is not None and not theirs.of_set:
+            usable = np.flatnonzero(theirs.known & np.isfinite(ours) & (ours != 0))
+            if len(usable) >= 2 * _PROBE:
+                probe = usable[np.linspace(0, len(usable) - 1, _PROBE).astype(int)].tolist()
+        if probe != self.probe:
+            self._kept = {key: case for key, case in self._kept.items() if not key[1]}
+        self.probe = probe
+
+    @staticmethod
+    def _is_found(theirs: _Theirs, tried: list[dict[str, Any]]) -> bool:
+        return not theirs.of_set and theirs.varied and any(one["agree"] == 1 for one in tried)
 
     def _levels(self, theirs: _Theirs, most: int, untried: Mapping[str, str]) -> Iterator[list[Variant]]:
         """Nothing and single switches, and what tools do; then pairs of those that could be tried."""
@@ -149,11 +197,148 @@ class Search:
             yield [(a, b) for a, b in pairs if a.group != b.group]
 
     def _beside(self, variant: Variant, theirs: _Theirs) -> dict[str, Any]:
-        if len(variant) == 2 and variant[1].step == ENCODED and not theirs.of_set:  # a few captions first
-            beside = theirs.beside(self.scored(variant, probe=True), self.probe)
-            if beside["agree"] < 1:
-                return {**beside, "agree": 0.0, "units": np.inf}
-        return theirs.beside(self.scored(variant))
+        """Their numbers beside a variant's: of the probe, and of all captions if it passes."""
+        first = tuple(switch for switch in variant if switch.step == ENCODED)
+        if self.probe and (first, False) not in self._kept:
+            computed = self._probed(variant)
+            if (theirs.known & computed).any():
+                few = theirs.beside(self.scored(variant, probe=True), computed)
+                dtype = self._dtype(variant)
+                if few["agree"] < 1 and (dtype is None or few["shares"][dtype] < 1):
+                    return {**few, "number": None}
+        return theirs.beside(self.scored(variant), np.ones(len(self.own.ids), dtype=bool))
+
+    def _probed(self, variant: Variant) -> Any:
+        """(captions,) where the probe's scores stand after changes of order."""
+        places = self.own.to(np.isin(np.arange(len(self.own.ids)), self.probe))
+        reordering = [switch for switch in variant if switch.group == "order"]
+        return reduce(lambda case, switch: switch.change(case), reordering, places).scores
+
+    def _dtype(self, variant: Variant) -> str | None:
+        """The dtype of 16 bits that scores of a variant went through."""
+        dtypes = {switch.dtype for switch in variant} | {getattr(self.own.metric.options, "dtype", None)}
+        return next((dtype for dtype in reversed(_COARSE) if dtype in dtypes), None)
+
+    def _explanation(
+        self, theirs: _Theirs, number: float, tried: list[dict[str, Any]], untried: dict[str, str]
+    ) -> Explanation:
+        groups, dtype = self._agreeing(theirs, tried)
+        sure = len(groups) == 1 and self._is_sure(theirs, tried, groups[0], dtype)
+        remaining = [[one["variant"] for one in group] for group in groups]
+        nearest = self._nearest(theirs, tried, complete=not groups)
+        outcome = f"none of {len(tried):,} known variants makes them, the nearest is {nearest[0]['variant']}"
+        if len(groups) == 1:
+            first, *others = groups[0]
+            what = "; ".join(one.sentence for one in first["made"]) or "nothing is done otherwise"
+            more = f" (and {len(others)} others that make the same)" if others else ""
+            outcome = f"{first['variant']}{more}: {what}; one of {len(tried):,} variants that were tried"
+            outcome += f"; as near as {dtype} is on different processors" if dtype else ""
+            outcome += "" if sure else self._doubt(theirs, dtype)
+        elif groups:
+            listed = "; ".join(names[0] for names in remaining)
+            outcome = f"one of {len(remaining)} that make them, of {len(tried):,} that were tried: {listed}"
+        failed = "".join(f"\n{name} could not be tried: {reason}" for name, reason in untried.items())
+        own = f"{self.own.metric.title} of these {len(self.own.ids):,} captions is {number:.6g}"
+        sentence = f"{own} by {self.own.metric.signature()}.\nThe other numbers: {outcome}.{failed}"
+        only = remaining[0][0] if sure else None
+        return Explanation(only, remaining, len(tried), untried, nearest, sentence)
+
+    @staticmethod
+    def _doubt(theirs: _Theirs, dtype: str | None) -> str:
+        if dtype is not None and not theirs.of_set:
+            return ", and so may be another change that is as small"
+        return "; perhaps by accident, which a score for each caption would show"
+
+    def _agreeing(
+        self, theirs: _Theirs, tried: list[dict[str, Any]]
+    ) -> tuple[list[list[dict[str, Any]]], str | None]:
+        """The variants that make the numbers, those together that make the same; else those that make them
+        but for the rounding of 16 bits, those together that are one variant in float32, and the dtype."""
+        exact = [one for one in tried if one["agree"] == 1]
+        if exact:
+            return [_simplest_first(group) for group in _alike(exact, theirs.noise("float32"))], None
+        for dtype in _COARSE:
+            of_dtype = [one for one in tried if self._dtype(one["made"]) == dtype]
+            rounded = [one for one in of_dtype if one["number"] is not None and one["shares"][dtype] == 1]
+            if rounded:
+                fewest = min(len(_in_float32(one["made"])) for one in rounded)
+                bases = dict[Variant, list[dict[str, Any]]]()
+                for one in sorted(rounded, key=lambda one: one["units"]):
+                    base = _in_float32(one["made"])
+                    if len(base) == fewest:
+                        bases.setdefault(base, []).append(one)
+                return list(bases.values()), dtype
+        return [], None
+
+    def _is_sure(
+        self, theirs: _Theirs, tried: list[dict[str, Any]], group: list[dict[str, Any]], dtype: str | None
+    ) -> bool:
+        """Whether the only variants that make the numbers do so by no accident."""
+        if theirs.of_set:
+            near = [round(one["number"], 9) for one in tried if one["units"] <= _UNITS]
+            return dtype is None and len(set(near)) < _UNITS * _CHANCE
+        if dtype is None:
+            return theirs.varied
+        # bfloat16 is so coarse that changes which nobody knows pass for it. Of float16 scores hardly one is
+        # that of float32, and all together they are nearer to ours in float16 than to those in float32.
+        compared = theirs.known & (theirs.values != 0)
+        if dtype != "float16" or not theirs.varied or not compared.any():
+            return False
+        plain = np.abs(self.scored(_in_float32(group[0]["made"])).scores - theirs.values)[compared]
+        half = np.abs(group[0]["scores"] - theirs.values)[compared]
+        accidental = float(np.mean(plain <= theirs.tolerance()))
+        return accidental <= _ACCIDENT and bool(np.mean(half**2) < np.mean(plain**2))
+
+    def _nearest(
+        self, theirs: _Theirs, tried: list[dict[str, Any]], *, complete: bool
+    ) -> list[dict[str, Any]]:
+        """The nearest variants with other scores each; of the probe alone where not `complete`."""
+        ordered = sorted(tried, key=lambda one: (-one["agree"], one["units"]))
+        first = [group[0] for group in _alike(ordered, 1e-7, most=_SHOWN)]
+        if complete:
+            every = np.ones(len(self.own.ids), dtype=bool)
+            for place, one in enumerate(first):
+                if one["number"] is None:
+                    first[place] = {**one, **theirs.beside(self.scored(one["made"]), every)}
+            first.sort(key=lambda one: (-one["agree"], one["units"]))
+        return [{name: one[name] for name in ("variant", "number", "agree")} for one in first]
+
+
+def _name(variant: Variant) -> str:
+    return " + ".join(switch.name for switch in variant) or "capeval's own settings"
+
+
+def _cost(variant: Variant) -> int:
+    """What computing it costs, by the dearest of its switches."""
+    return max((switch.cost for switch in variant), default=0)
+
+
+def _in_float32(variant: Variant) -> Variant:
+    return tuple(switch for switch in variant if switch.dtype is None)
+
+
+def _simplest_first(group: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that are nearest but for float32's noise in their order, before all others."""
+    near = max(2 * min(one["units"] for one in group), _NEAR)
+    return sorted(group, key=lambda one: bool(one["units"] > near))
+
+
+def _alike(
+    variants: Sequence[dict[str, Any]], tolerance: float, most: int | None = None
+) -> list[list[dict[str, Any]]]:
+    """Variants in groups that make the same scores, at most so many groups."""
+    groups = list[list[dict[str, Any]]]()
+    for one in variants:
+        like = [
+            group for group in groups if np.allclose(group[0]["scores"], one["scores"], 0, tolerance, True)
+        ]
+        if like:
+            like[0].append(one)
+        elif most is None or len(groups) < most:
+            groups.append([one])
+        else:
+            break
+    return groups
 
 
 def why(

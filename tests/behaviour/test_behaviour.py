@@ -26,19 +26,19 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def stored() -> tuple[dict[str, Case], float]:
+def stored() -> tuple[dict[str, Case], bool]:
     return read(STORED)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("metric", OPTIONS["metrics"])
-def test_it_gives_what_is_stored(metric: str, stored: tuple[dict[str, Case], float], tmp_path: Path) -> None:
+def test_it_gives_what_is_stored(metric: str, stored: tuple[dict[str, Case], bool], tmp_path: Path) -> None:
     found = dict(cases(metric, tmp_path / "files", FIRST))
     known = {title: stored[0].get(title, {}) for title in found}
     assert list(differences(known, found, stored[1])) == []
 
 
-def test_every_metric_is_stored(stored: tuple[dict[str, Case], float]) -> None:
+def test_every_metric_is_stored(stored: tuple[dict[str, Case], bool]) -> None:
     names = {title.partition("[")[0] for title in stored[0]}
     assert names == set(OPTIONS["metrics"])
     assert {name.partition(":")[0] for name in names} == set(capeval_core.list_metrics())

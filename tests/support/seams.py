@@ -43,6 +43,7 @@ from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_c
 from capeval_core.matching.greedy import greedy_match
 from capeval_core.models.device import _stream as copy_stream
 from capeval_core.models.device import cuda_is_lost, triton_problem
+from capeval_core.models.rounding import OF_FORMULAS, rounding_of
 from capeval_core.phrases.factual import phrases_of, soft_spice_phrases, without_mark
 from capeval_core.phrases.ngrams import consensus as ngram_consensus
 from capeval_core.phrases.ngrams import tfidf_consensus
@@ -70,6 +71,7 @@ if not triton_problem():
 __all__ = [
     "KINDS",
     "LIMITS",
+    "OF_FORMULAS",
     "attend",
     "best_boxes",
     "blip2_states",
@@ -113,6 +115,7 @@ __all__ = [
     "resampled_correlations",
     "resamples",
     "resized",
+    "rounding_of",
     "score_shards",
     "shapes",
     "similar",
