@@ -14,10 +14,11 @@ from __future__ import annotations
 from capeval_core.project import __version__, lazy_names
 
 # Their types are in __init__.pyi. Lazy, so that importing the package costs nothing.
-__all__ = ["Note", "Result", "__version__", "list_metrics", "load", "module", "module_path", "why"]
+__all__ = ["Note", "Result", "__version__", "fetch", "list_metrics", "load", "module", "module_path", "why"]
 
 _HOMES = {
     "Note": "errors",
+    "fetch": "judgements.fetching",
     "load": "registry",
     "list_metrics": "registry",
     "module": "integrations.evaluate_module",

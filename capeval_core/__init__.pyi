@@ -9,6 +9,7 @@ import torch
 from capeval_core.cache import FeatureCache
 from capeval_core.errors import Note
 from capeval_core.integrations.evaluate_module import module
+from capeval_core.judgements.fetching import fetch
 from capeval_core.metric import CaptionMetric
 from capeval_core.project import __version__
 from capeval_core.registry import list_metrics, module_path
@@ -16,7 +17,7 @@ from capeval_core.replay.why import why
 from capeval_core.result import Result
 from capeval_core.scores import boxes, eco, hice, ngram, pac, video
 
-__all__ = ["Note", "Result", "__version__", "list_metrics", "load", "module", "module_path", "why"]
+__all__ = ["Note", "Result", "__version__", "fetch", "list_metrics", "load", "module", "module_path", "why"]
 _O = ParamSpec("_O")
 _Pac = Literal["pacs", "refpacs", "clips", "refclips", "specs"]
 _Boxes = Literal["umic", "vilbertscore"]
@@ -41,7 +42,7 @@ class _Load(Generic[_O]):  # the class of the name's paper, with the options bel
 
 @_Load
 def load(
-    *, media: Literal["image"] | None = None, weights: str | PathLike[str] | None = None,
+    *, media: Literal["image"] | None = None, fetch: bool = False, weights: str | PathLike[str] | None = None,
     device: str | torch.device | None = None, dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     batch_size: int | None = None, cache: str | PathLike[str] | FeatureCache | None = None,
     rows: str | PathLike[str] | None = None, on_error: Literal["raise", "nan"] = "raise",

@@ -34,7 +34,7 @@ class MetricDescription:
         own = " and ".join(name for name, needs in needed.items() if needs)
         self.compares = "its image and the other candidates" if pools else own
         self.mean = "chosen captions" if pools else "captions that have a score"
-        self.weights = weights.repository if weights else "none"
+        self.weights = weights.name if weights else "none"
         self.licence = licence_in_words(weights) if weights else "none needed"
         citation, _, self.address = metric.paper.rpartition(" ")
         self.citation = citation.rstrip(",")

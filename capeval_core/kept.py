@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from capeval_core.errors import warn, wrong_option
+from capeval_core.errors import expanded_path, warn, wrong_option
 
 PARTIAL = ".partial"  # how names of unfinished files and folders end
 STAMP = b"capeval_stamp"  # in the metadata of a file's schema
@@ -252,6 +252,11 @@ def _name(error: OSError, unfinished: Path, path: Path) -> None:
     named = "" if error.filename is None else os.fsdecode(error.filename)
     if not named or named.startswith(os.fspath(unfinished)):
         error.filename = os.fspath(path) + named.removeprefix(os.fspath(unfinished))
+
+
+def cache_home() -> Path:
+    """The folder of everything that is remembered between runs: `CAPEVAL_CACHE`, else `~/.cache/capeval`."""
+    return expanded_path(os.environ.get("CAPEVAL_CACHE", "~/.cache/capeval"))
 
 
 def try_writing(folder: Path) -> None:

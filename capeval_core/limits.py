@@ -37,6 +37,11 @@ class Limits:
     file_bytes: int = 2 << 30  # of a file of captions
     settled_seconds: float = 2.0  # age of a file whose time of change can be trusted
     hub_waits: tuple[float, ...] = (1.0, 2.0, 4.0)  # seconds before a busy Hub is asked again
+    connect_seconds: float = 10.0  # for a server that files are downloaded from
+    download_seconds: float = 60.0  # without a byte of a download
+    download_bytes: int = 8 << 30  # of a file whose size nobody states
+    unasked_bytes: int = 10 << 30  # of weights that are fetched without being asked for
+    longest_wait: float = 120.0  # seconds that a server may ask for before it gives a file
     page_seconds: float = 60.0  # for reading an upload
     page_memory: int = 2 << 30  # bytes for reading it
     page_image_pixels: int = 25_000_000  # a photograph of 24 megapixels fits

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from capeval_core.cache import FeatureCache, shared_cache
 from capeval_core.errors import InputTypeError, Problem, at, warn, wrong_option
 from capeval_core.inputs.notes import Notes
+from capeval_core.fetching import listed_entry, open_listed
 from capeval_core.inputs.samples import Samples, argument_of, check_samples, medium_of, united
 from capeval_core.kept import check_folder
 from capeval_core.options import Settings, compact, option
@@ -26,7 +27,7 @@ from capeval_core.result import Result, Values, warn_of
 from capeval_core.rows import RowStores, Task, canonical, encode_tasks, kept_rows
 from capeval_core.statistics import CorpusFormula
 from capeval_core.weights.catalogue import WeightsEntry
-from capeval_core.weights.folder import WeightsFolder, open_weights
+from capeval_core.weights.folder import WeightsFolder
 
 Evidence = dict[int, dict[str, Any]]  # per row what `Result.explain` returns
 
@@ -231,8 +232,8 @@ class CaptionMetric(ABC):
         """The folder that the option `weights` means, by default the metric's published weights."""
         if self.default_weights is None or self.tiny is None:
             raise ValueError(f"{self.name} has no weights")
-        weights = self.options.weights or self.default_weights.repository
-        folder = open_weights(weights, metric=self.name, tiny=self.tiny)
+        weights = self.options.weights or self.default_weights
+        folder = open_listed(weights, metric=self.name, tiny=self.tiny)
         if (entry := folder.entry) and entry.metrics and self.name not in entry.metrics:
             found = f"{entry.title} ({folder.name}) is for {' and '.join(entry.metrics)}"
             other = f"what {self.name} computes with it is not {self.title}"
@@ -278,6 +279,14 @@ class CaptionMetric(ABC):
         captions = samples.captions if "captions" in self.corpus_texts else []
         references = samples.references if "references" in self.corpus_texts else None
         return [*captions, *chain.from_iterable(references or [])]
+
+    @classmethod
+    def entries(cls, options: Any) -> list[WeightsEntry]:
+        """Listed weights and models that opening with these options takes, its own weights first."""
+        if cls.default_weights is None:
+            return []
+        entry = cls.default_weights if options.weights is None else listed_entry(options.weights)
+        return [] if entry is None else [entry]
 
     @abstractmethod
     def encode(self, batch: Samples) -> Iterator[pa.Table]:

@@ -115,12 +115,14 @@ def package_of(metric: type[CaptionMetric]) -> str | None:
     return f"{entry.dist.name}@{entry.dist.version}"
 
 
-def load(name: str, *, media: str | None = None, **options: Any) -> CaptionMetric:
+def load(name: str, *, media: str | None = None, fetch: bool = False, **options: Any) -> CaptionMetric:
     """Open a metric with its weights.
 
     Args:
         name: one of `list_metrics()`.
         media: what captions are about, "image" or "video", for metrics on both; None: the metric's first.
+        fetch: download whatever is missing first, as `capeval fetch NAME --accept` does: you accept the terms
+            of its authors. False: only weights under an open licence are downloaded.
         **options: see `metric_class(name, media).Options`: `weights`, `device`, `dtype`, ...
 
     Raises:
@@ -137,7 +139,12 @@ def load(name: str, *, media: str | None = None, **options: Any) -> CaptionMetri
         for option in sorted(unknown & metric_class(name, medium).Options.describe().keys()):
             found, fix = f"is an option of {name} for {medium}s", f"open load({name!r}, media={medium!r})"
             raise wrong_option(option, options[option], found, fix, kind=TypeError)
-    return class_(class_.Options.of(name, options))
+    checked = class_.Options.of(name, options)
+    if fetch:
+        from capeval_core.fetching import fetch_items, plan_of
+
+        fetch_items(plan_of(class_.entries(checked)))
+    return class_(checked)
 
 
 def network(kind: str) -> type[CheckedModel]:

@@ -68,6 +68,7 @@ def _own_checksums(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Checksums are remembered in the user's cache folder: not those of the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CAPEVAL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("CAPEVAL_FETCH", "0")  # nothing is downloaded where there is a network, either
         yield
 
 

@@ -103,7 +103,7 @@ def weights_table() -> str:
     """Every repository of the catalogue: its weights, original checkpoint and licence."""
     rows = []
     for w in WEIGHTS:
-        name = f"[`{w.repository}`](weights/{w.folder}.md)" if w.checkpoint else f"`{w.repository}`"
+        name = f"[`{w.name}`](weights/{w.folder}.md)" if w.checkpoint else f"`{w.name}`"
         rows.append([name, w.title, w.checkpoint or "as it is", licence_in_words(w)])
     return markdown(["repository", "weights", "original checkpoint", "licence"], rows)
 

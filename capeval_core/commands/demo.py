@@ -13,7 +13,6 @@ from capeval_core.demo import KINDS, demo_set, score_kinds
 from capeval_core.kept import whole_folder
 from capeval_core.registry import load, metric_class
 from capeval_core.reports.tables import System, stacked_table
-from capeval_core.weights.catalogue import PACS_B32
 
 METRICS = ("pacs", "refpacs")
 _SHOWN = 4  # images whose captions are printed
@@ -24,10 +23,8 @@ def run(arguments: list[str]) -> int:
     if out is not None:
         _write_files(out)
     _print_scores()
-    words = {"checkpoint": PACS_B32.checkpoint, "hosts": PACS_B32.original.replace(" and ", "\n  ")}
-    words["convert"] = PACS_B32.convert_command("pacs").replace(" --out", " \\\n      --out")
     after = help_texts()["demo after"]
-    print(Template(after["text"]).substitute(words, weights=PACS_B32.folder), end="")
+    print(after["text"], end="")
     if out is not None:
         print(Template(after["files"]).substitute(out=out), end="")
     return 0

@@ -13,6 +13,7 @@ from capeval_core.commands import common, terminal
 from capeval_core.errors import Problems, file_error
 from capeval_core.inputs.samples import argument_of
 from capeval_core.judgements import tables
+from capeval_core.judgements.hub_sets import IMAGES, fetched_set
 from capeval_core.judgements.protocols import STATISTICS, JudgedSet, PoolSet, RatedSet, Scored
 from capeval_core.judgements.ratings import RatingOptions
 from capeval_core.judgements.scoring import SetScorer, labels_of
@@ -37,7 +38,12 @@ def run(arguments: list[str]) -> int:
         raise ValueError("nothing to judge: name --metrics, or a file of --scores")
     metrics = _metrics(entry, flags)
     if flags.data is None:
-        raise ValueError(f"--data is missing: {entry.advice()}")
+        fetched = fetched_set(entry)
+        if fetched is None:
+            raise ValueError(f"--data is missing: {entry.advice()}")
+        flags.data = str(fetched)
+        if flags.visuals is None:
+            flags.visuals = fetched / IMAGES
     if flags.out is not None and common.check_folder(flags.out):
         for end in _ENDS:
             terminal.check_output("--out", flags.out / f"{entry.name}{end}")

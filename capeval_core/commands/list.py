@@ -10,7 +10,7 @@ from capeval_core.description import MetricDescription, licence_in_words
 from capeval_core.metric import CaptionMetric, Reranker
 from capeval_core.registry import every_class, metric_classes
 from capeval_core.result import json_text
-from capeval_core.weights.catalogue import WEIGHTS, restriction_of
+from capeval_core.weights.catalogue import WEIGHTS, WeightsEntry, restriction_of
 
 _FACTS = "name variant title key summary range needs_references media higher_is_better paper"
 _HAVE = ("images", "videos", "references", "licence", "cpu", "long")
@@ -30,7 +30,10 @@ def run(arguments: list[str]) -> int:
     metrics = every_class()
     if flags.json:
         tiny = {metric.name: metric.tiny for metric in metric_classes().values() if metric.tiny}
-        content: dict[str, Any] = {"metrics": [*map(_described, metrics)], "weights": [*map(vars, WEIGHTS)]}
+        content: dict[str, Any] = {
+            "metrics": [*map(_described, metrics)],
+            "weights": [*map(_entry_described, WEIGHTS)],
+        }
         content |= {"tiny": tiny, "bibtex": _bibtex_of(metrics)}
         print(json_text({name: content[name] for name in chosen or ("metrics", "weights", "tiny")}), end="")
         return 0
@@ -47,8 +50,12 @@ def _bibtex_of(metrics: list[type[CaptionMetric]]) -> str:
 
 def _described(metric: type[CaptionMetric]) -> dict[str, Any]:
     weights = metric.default_weights
-    named = {"default_weights": weights and weights.repository, "licence": weights and weights.licence}
+    named = {"default_weights": weights and weights.name, "licence": weights and weights.licence}
     return {**{name: getattr(metric, name) for name in _FACTS.split()}, **named}
+
+
+def _entry_described(entry: WeightsEntry) -> dict[str, Any]:
+    return {"name": entry.name, **vars(entry), "files": [*map(vars, entry.files)]}
 
 
 def advice(have: Sequence[str] = ()) -> list[list[str]]:
@@ -98,7 +105,7 @@ def _weights_table(metrics: list[type[CaptionMetric]]) -> str:
     for entry in WEIGHTS:
         names = dict.fromkeys(m.name for m in metrics if m.default_weights == entry)
         default = f" (default of {', '.join(names)})" if names else ""
-        lines += [entry.repository, f"  {entry.title}; licence: {licence_in_words(entry)}{default}"]
+        lines += [entry.name, f"  {entry.title}; licence: {licence_in_words(entry)}{default}"]
     lines += ["tiny", "  packaged, needs no network, knows drawn scenes only; licence: Apache-2.0"]
     return "\n".join(lines)
 

@@ -97,7 +97,7 @@ def _is_there(out: Path, name: str, source: Any) -> bool:
 
 
 def _open(flags: Namespace) -> tuple[BoxSource, str]:
-    weights = _DETECTORS[flags.detector].repository if flags.weights is None else flags.weights
+    weights = _DETECTORS[flags.detector].name if flags.weights is None else flags.weights
     settings = {"selection": flags.selection, "device": flags.device, "dtype": flags.dtype}
     with naming({"regions": "weights"}):
         source = box_source_opener(weights)(**settings)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections import Counter
+from typing import Any
 
-from capeval_core.commands.common import options_of
+from capeval_core.commands.common import options_of, write
+from capeval_core.commands.fetch import accepted
 from capeval_core.commands.terminal import complain, first_named, parser_of, summary
-from capeval_core.judgements.verification import verify
+from capeval_core.fetching import Item, closed_items, fetch_items, plan_of
+from capeval_core.judgements.fetching import example_item
+from capeval_core.judgements.verification import Check, example_of, verify
+from capeval_core.metric import CaptionMetric
 from capeval_core.registry import metric_class, metric_classes
 from capeval_core.weights.folder import WeightsError
 
@@ -21,21 +27,54 @@ def run(arguments: list[str]) -> int:
             raise ValueError(f"{name} {folder}: there is no such folder")
     given = {name: getattr(flags, name) for name in ("weights", "device")}
     options = options_of(class_, {name: value for name, value in given.items() if value is not None})
+    items = plan_of(class_.entries(options))
+    examples = _examples(class_, flags)
+    agreed = flags.accept
+    if not agreed and closed_items(items):
+        if not accepted([*items, *examples]):
+            return 2
+        agreed = True
     try:
+        fetch_items(items)
         metric = class_(options)
     except WeightsError as error:
         complain(f"{class_.title} cannot be verified, its weights are not at hand or not whole:\n{error}")
         return 1
+    _fetch_examples([item for item in examples if agreed or not closed_items([item])])
     print(f"{class_.title}, {metric.signature()}\n", flush=True)
     # No weights, or those of the catalogue under their own name: what papers print is of these.
     entry = metric.folder.entry if class_.default_weights is not None else None
     of_papers = class_.default_weights is None or (entry is not None and entry == class_.default_weights)
-    count: Counter[str] = Counter()
+    checks = []
     for check in verify(metric, flags.data, flags.images, published_weights=of_papers):
-        count[check.verdict] += 1
+        checks.append(check)
         summary([check.verdict.ljust(11), check.what, check.found])
+    count = Counter(check.verdict for check in checks)
     print(f"\n{count['ok']} ok, {count['FAIL']} failed, {count['not checked']} not checked", flush=True)
+    write("--json", flags.json, flags.json and _content(metric, checks))
     if count.keys() == {"not checked"}:
         complain("nothing was checked: name what the lines above ask for")
         return 2
     return 1 if count["FAIL"] else 0
+
+
+def _examples(class_: type[CaptionMetric], flags: Namespace) -> list[Item]:
+    """The photographs that are needed: those of the published weights, where no folder has them."""
+    name = example_of(class_)
+    needed = name is not None and flags.weights is None and flags.data is None
+    return [example_item(name)] if name is not None and needed else []
+
+
+def _fetch_examples(items: list[Item]) -> None:
+    """Photographs that cannot be had are no check, and no end of the others."""
+    try:
+        fetch_items([item for item in items if item.place is None])
+    except (WeightsError, OSError) as error:
+        complain(f"note: {error}")
+
+
+def _content(metric: CaptionMetric, checks: list[Check]) -> dict[str, Any]:
+    """What --json writes: the signature, the digest of the weights, and every check."""
+    digest = metric.folder.checksum if metric.default_weights is not None else None
+    about = {"metric": metric.name, "title": metric.title, "signature": metric.signature(), "sha256": digest}
+    return {**about, "checks": [check._asdict() for check in checks]}

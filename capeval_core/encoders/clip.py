@@ -44,7 +44,7 @@ from capeval_core.models.config import Closed, Layers, Side, Switch, Text, Width
 from capeval_core.models.device import DTYPES, exact, indices_on_device, on_host, stacked_on_device, to_host
 from capeval_core.models.model import TEXTS, CheckedModel, canary_images, cosines
 from capeval_core.ragged import Floats, ranges
-from capeval_core.weights.catalogue import entry_of
+from capeval_core.weights.catalogue import entry_named, entry_of
 from capeval_core.weights.clip import ClipConversion, translate_open_clip
 from capeval_core.weights.conversion import Conversion
 from capeval_core.weights.folder import (
@@ -492,7 +492,8 @@ class OpenClipEncoder(ClipEncoder, tags=["image-captioning", "clip"]):
 def context_length(weights: str | os.PathLike[str], *, tiny: str) -> int | None:
     """The context length of weights by their config alone; None where it shows only when they are opened."""
     name = os.fspath(weights)
-    if (entry := entry_of(name.partition("@")[0])) is not None and not Path(name).is_dir():
+    entry = entry_of(name.partition("@")[0]) or entry_named(name)
+    if entry is not None and not Path(name).is_dir():
         return entry.context_length
     folder = TINY / tiny if name == "tiny" else expanded_path(name)
     for file in (OPEN_CLIP_CONFIG, CONFIG):

@@ -51,9 +51,12 @@ class SetEntry(NamedTuple):
     columns: Mapping[str, Any] = {"tau_b": {"statistic": "tau_b"}, "tau_c": {"statistic": "tau_c"}}
     settings: Mapping[str, Sequence[str]] = {}
     released: Sequence[Sequence[str]] = ()
+    hub: Mapping[str, Any] = {}
 
     def advice(self) -> str:
         """Where the set comes from, and in which form it is read."""
+        if self.hub:
+            return f"`capeval fetch {self.name}` brings it; or put it into a folder in this form: {self.form}"
         origin = f"{self.title} comes from {self.source}. " if self.source else ""
         return f"{origin}Put it into a folder in this form: {self.form}"
 

@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 from capeval_core.errors import FileError
 from capeval_core.inputs.files import load_json
+from capeval_core.judgements.hub_sets import IMAGES, fetched_set
 from capeval_core.judgements.scoring import SetScorer
 from capeval_core.judgements.sets import find_visuals, load_set, set_entry
 from capeval_core.judgements.tables import PUBLISHED, Judged, published
+from capeval_core.kept import cache_home
 from capeval_core.metric import CaptionMetric
 
 _SET = "flickr8k_expert"
@@ -19,11 +21,14 @@ _SET_TOLERANCE = 0.15  # of tau times 100: decoders of JPEG differ in the last b
 
 
 class Check(NamedTuple):
-    """One thing that was verified: what, the verdict (`ok`, `FAIL`, `not checked`), and what was found."""
+    """One thing that was verified: what, the verdict (`ok`, `FAIL`, `not checked`), and what was found; where
+    it is a number, the number and the published one."""
 
     what: str
     verdict: str
     found: str
+    value: float | None = None
+    published: float | None = None
 
 
 def verify(
@@ -31,7 +36,7 @@ def verify(
 ) -> Iterator[Check]:
     """Check an open metric, whose weights were checked as they were opened.
 
-    data: folder with `example_dogs` (or `pacscore` and `clipscore`) and sets; None: there is none.
+    data: folder with `example_dogs` (or `pacscore` and `clipscore`) and sets; None: what was fetched.
     images: of Flickr8k. published_weights: whether the published numbers are of these weights.
     """
     if metric.default_weights is None:
@@ -56,16 +61,17 @@ def verify(
 
 
 def _examples(metric: CaptionMetric, data: Path | None) -> Iterator[Check]:
-    fitting = [(name, one) for name, one in PUBLISHED["example_dogs"].items() if metric.name in one["means"]]
-    if not fitting:
+    name = example_of(type(metric))
+    if name is None:
         yield Check("two photographs", "not checked", f"no values are published for {metric.title}")
         return
-    name, example = fitting[0]
-    places = [] if data is None else [data / "example_dogs" / name, data / name]
+    example = PUBLISHED["example_dogs"][name]
+    places = [example_place(name)] if data is None else [data / "example_dogs" / name, data / name]
     folder = next((place for place in places if place.is_dir()), None)
     if folder is None:
         files = "image1.jpg, image2.jpg, refs.json, good_captions, bad_captions"
-        yield Check("two photographs", "not checked", f"name a folder with {name}/ by --data ({files})")
+        found = f"fetch them by --accept, or name a folder with {name}/ by --data ({files})"
+        yield Check("two photographs", "not checked", found)
         return
     for kind, expected in zip(("good", "bad"), example["means"][metric.name], strict=True):
         captions, references = (load_json(folder / f"{file}.json") for file in (f"{kind}_captions", "refs"))
@@ -76,17 +82,32 @@ def _examples(metric: CaptionMetric, data: Path | None) -> Iterator[Check]:
         verdict = "ok" if abs(mean - expected) <= example["tolerance"] else "FAIL"
         distance = f"{mean - expected:+.4f}; README of {example['source']} repository"
         found = f"{mean:.4f}, published {expected:.4f} ({distance})"
-        yield Check(f"two photographs, {kind} captions", verdict, found)
+        yield Check(f"two photographs, {kind} captions", verdict, found, mean, expected)
+
+
+def example_of(metric: type[CaptionMetric]) -> str | None:
+    """The two photographs for which a metric has published values, by the name of their folder."""
+    examples = PUBLISHED["example_dogs"].items()
+    return next((name for name, example in examples if metric.name in example["means"]), None)
+
+
+def example_place(name: str) -> Path:
+    """Where two photographs lie once they were fetched."""
+    return cache_home() / "examples" / name
 
 
 def _flickr(metric: CaptionMetric, data: Path | None, images: Path | None) -> Iterator[Check]:
     title = set_entry(_SET).title
+    fetched = fetched_set(set_entry(_SET))
+    if data is None and fetched is not None:
+        data, images = fetched, images or fetched / IMAGES
     if not any(published(_SET, metric.title, column) for column in ("tau_b", "tau_c")):
         yield Check(title, "not checked", f"no values are published for {metric.title}")
         return
     if data is None or (metric.media and images is None):
         needed = "--data" if not metric.media else "--data and --images, the photographs of Flickr8k,"
-        yield Check(title, "not checked", f"name {needed} to compute its table")
+        found = f"run `capeval fetch {_SET}`, or name {needed} to compute its table"
+        yield Check(title, "not checked", found)
         return
     try:
         judged = load_set(_SET, data)
@@ -99,4 +120,5 @@ def _flickr(metric: CaptionMetric, data: Path | None, images: Path | None) -> It
         if math.isfinite(entry.distance):
             found = f"{entry.value:.3f}, published {entry.published} ({entry.distance:+.3f}); {entry.source}"
             verdict = "ok" if abs(entry.distance) <= _SET_TOLERANCE else "FAIL"
-            yield Check(f"{title}, {entry.metric} {entry.column}", verdict, found)
+            what = f"{title}, {entry.metric} {entry.column}"
+            yield Check(what, verdict, found, entry.value, entry.value - entry.distance)

@@ -31,6 +31,7 @@ from capeval_core.models.model import opened_once
 from capeval_core.phrases.chunks import sentences
 from capeval_core.phrases.spans import Phrases
 from capeval_core.weights.folder import TENSORS, WeightsError, check_finite, file_checksum, open_foreign
+from capeval_core.weights.lock import hold
 
 Style = Literal["triplet", "soft-spice"]
 Kind = Literal["entity", "attribute", "relation"]
@@ -221,6 +222,7 @@ def _find_parser(model: str) -> tuple[Path, str, str]:
         default=FACTUAL,
         without=_WITHOUT,
     )
+    hold(name, version, path / TENSORS)
     if version is None:
         files = [path / TENSORS, *sorted(path.glob("*.json")), *sorted(path.glob("*.model"))]
         content = "".join(file.name + file_checksum(file) for file in files)

@@ -110,6 +110,16 @@ def phrase_opener(spec: Any) -> Callable[..., PhraseSource]:
     return partial(FactualParser, FACTUAL if name == "factual" else name)
 
 
+def phrase_models(spec: Any) -> list[str]:
+    """The Hub repositories that a source of phrases opens."""
+    from capeval_core.phrases.factual import FACTUAL
+
+    if spec == "factual":
+        return [FACTUAL]
+    is_text = isinstance(spec, str) and "/" in spec
+    return [spec] if is_text else []
+
+
 def _read(path: Path) -> Mapping[str, Sequence[str]]:
     try:
         phrases = load_json(expanded_path(path))

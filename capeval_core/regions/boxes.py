@@ -28,6 +28,7 @@ from capeval_core.regions import rle
 from capeval_core.regions.regions import WITHOUT, Regions, RegionSource
 from capeval_core.regions.suppression import clipped
 from capeval_core.weights.folder import WeightsError, WeightsFolder, file_checksum, open_foreign_weights
+from capeval_core.weights.lock import hold
 
 DETECTOR = "google/owlv2-base-patch16-ensemble"  # Apache 2.0, 0.6 GB
 THRESHOLD = 0.1
@@ -78,6 +79,7 @@ class Owlv2Boxes(BoxSource):
         dtype: str = "float32",
     ) -> None:
         folder = open_foreign_weights(weights, "detector", "owlv2", default=DETECTOR, without=WITHOUT)
+        hold(folder.name, folder.revision, folder.tensor_file)
         self._threshold = threshold
         on = resolve_device(device)
         key = ("owlv2", str(folder.path), folder.checksum, str(on), dtype)

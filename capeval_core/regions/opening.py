@@ -50,6 +50,20 @@ def region_opener(spec: Any) -> Callable[..., RegionSource]:
     return partial(_open, kind, weights, threshold)
 
 
+def region_models(spec: Any) -> list[str]:
+    """The Hub repositories that a source of regions opens."""
+    from capeval_core.regions.boxes import DETECTOR
+    from capeval_core.regions.sam import SEGMENTER
+
+    kind, _, weights = str(spec).partition(":") if isinstance(spec, str) else ("", "", "")
+    if kind not in ("objects", "everything", "rectangles"):
+        return []
+    weights, _ = _split_threshold(str(spec), kind, weights)
+    if kind == "rectangles":
+        return [weights or DETECTOR]
+    return [weights or SEGMENTER, *([DETECTOR] if kind == "objects" else [])]
+
+
 def _split_threshold(name: str, kind: str, weights: str) -> tuple[str, float | None]:
     """The text behind the colon as weights and threshold of boxes."""
     match = _SETTING.fullmatch(weights)
@@ -75,6 +89,7 @@ def _open(
     from capeval_core.regions.boxes import DETECTOR, THRESHOLD, Owlv2Boxes, RectangleRegions
     from capeval_core.regions.sam import SEGMENTER, EverythingRegions, ObjectRegions, Sam
     from capeval_core.weights.folder import open_foreign_weights
+    from capeval_core.weights.lock import hold
 
     def boxes(detector: str) -> Owlv2Boxes:
         least = THRESHOLD if threshold is None else threshold
@@ -84,6 +99,7 @@ def _open(
         return RectangleRegions(boxes(weights or DETECTOR))
     weights = weights or SEGMENTER
     folder = open_foreign_weights(weights, "segmenter", "sam", default=SEGMENTER, without=WITHOUT)
+    hold(folder.name, folder.revision, folder.tensor_file)
     sam = Sam.open(folder, device=device, dtype=dtype)
     label = folder.label(sam.fingerprint)
     if kind == "everything":

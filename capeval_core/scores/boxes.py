@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple, get_args
 
 from capeval_core.cache import FeatureCache
 from capeval_core.errors import Problem, expanded_path, naming, setting, wrong_option
+from capeval_core.fetching import listed_entry, open_listed
 from capeval_core.inputs.boxes import Boxes, BoxFeatures, BoxFeatureStore, id_of
 from capeval_core.inputs.images import ImageError, Source, Visual, as_list
 from capeval_core.inputs.samples import Samples
@@ -27,7 +28,7 @@ from capeval_core.regions.features import (
 )
 from capeval_core.registry import network_of
 from capeval_core.weights.catalogue import FASTER_RCNN, TINY_OF, WeightsEntry
-from capeval_core.weights.folder import CONFIG, WeightsError, open_unless_on_the_hub, open_weights
+from capeval_core.weights.folder import CONFIG, WeightsError, open_unless_on_the_hub
 
 _SUFFIXES = (".npz", ".tsv", ".mdb", ".lmdb")
 """Of files of features, which are no weights even where they are missing."""
@@ -78,11 +79,20 @@ class RegionMetric(CaptionMetric):
 
     options: RegionOptions
 
+    @classmethod
+    def entries(cls, options: Any) -> list[WeightsEntry]:
+        weights = super().entries(options)
+        regions = options.regions
+        if regions is None and weights:  # weights of another kind name their own encoder
+            return [*weights, cls.default_regions]
+        listed = listed_entry(regions) if isinstance(regions, (str, PathLike)) else None
+        return weights if listed is None else [*weights, listed]
+
     def open_models(self) -> dict[str, Model]:
         models, regions = super().open_models(), self.options.regions
         if regions is None:
             constants = self.folder.config.get("constants", {})
-            regions = constants.get("regions", self.default_regions.repository)
+            regions = constants.get("regions", self.default_regions.name)
             if not isinstance(regions, str) or not regions or store_of(regions) is not None:
                 found = "constants.regions names no weights of a region encoder"
                 raise WeightsError(
@@ -176,14 +186,15 @@ def box_source_opener(spec: Any) -> Callable[..., BoxSource]:
         label = Model.of(store.name, store.fingerprint).label
         # Rows are keyed by the content of the boxes, wherever they lie.
         return lambda selection, **settings: BoxSource(label, "boxes", None, selection)
-    with naming({"weights": "regions"}):
-        open_unless_on_the_hub(os.fspath(spec), metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
+    if listed_entry(spec) is None:
+        with naming({"weights": "regions"}):
+            open_unless_on_the_hub(os.fspath(spec), metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
     return partial(_open, os.fspath(spec))
 
 
 def _open(name: str, *, selection: Selection | None, device: str | None, dtype: str) -> BoxSource:
     with naming({"weights": "regions"}):
-        folder = open_weights(name, metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
+        folder = open_listed(name, metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
     network = network_of(folder)
     if not hasattr(network, "encode_boxes"):
         found = f"is weights of {network.kind!r}, which finds no boxes"

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from capeval_core.errors import Problems, at, did_you_mean, expanded_path, naming, warn, wrong_option
+from capeval_core.fetching import listed_entry, open_listed
 from capeval_core.inputs.samples import Samples, images_in_rgb
 from capeval_core.matching.cosine import best_query_cosine, paired_cosine
 from capeval_core.metric import CommonOptions, Model, Reranker
@@ -44,8 +45,8 @@ from capeval_core.rows import (
     row_schema,
 )
 from capeval_core.scores.facts import facts
-from capeval_core.weights.catalogue import ECO_MEMBERS, EVA_CLIP
-from capeval_core.weights.folder import WeightsError, WeightsFolder, open_weights
+from capeval_core.weights.catalogue import ECO_MEMBERS, EVA_CLIP, WeightsEntry
+from capeval_core.weights.folder import WeightsError, WeightsFolder
 
 Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -420,14 +421,15 @@ def _member_names(members: str | Sequence[str] | None, *, tiny: bool) -> list[st
 def _member(eco: Eco, name: str) -> Member:
     from capeval_core.encoders.clip import ClipTowers
 
-    tiny, metric, weights = "", "eco", name
+    tiny, metric = "", "eco"
+    weights: Any = name
     if not expanded_path(name).is_dir():
         if name in _TINY:
             weights, tiny = "tiny", _TINY[name]
         elif name in ECO_MEMBERS:
-            entry = ECO_MEMBERS[name]
-            weights, metric = entry.repository, EVA_CLIP if entry.checkpoint else "eco"
-    folder = open_weights(weights, metric=metric, tiny=tiny)
+            weights = ECO_MEMBERS[name]
+            metric = EVA_CLIP if weights.checkpoint else "eco"
+    folder = open_listed(weights, metric=metric, tiny=tiny)
     if weights == name:  # a folder or a Hub id: its name has to fit into signatures and paths
         name = re.sub(r"[^\w.-]+", "-", folder.name.rpartition("/")[2]).lower()
     encoder = network_of(folder)
@@ -514,6 +516,13 @@ class Eco(Reranker):
     )
 
     options: EcoOptions
+
+    @classmethod
+    def entries(cls, options: Any) -> list[WeightsEntry]:
+        weights = super().entries(options)
+        members = _member_names(options.members, tiny=not weights)
+        listed = [ECO_MEMBERS.get(name) or listed_entry(name) for name in members]
+        return [*weights, *filter(None, listed)]
 
     def open_models(self) -> dict[str, Model]:
         # No tensors yet: members are opened one after another, when they encode.

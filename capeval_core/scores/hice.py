@@ -27,15 +27,16 @@ from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_cosine, unit
 from capeval_core.metric import CaptionMetric, CommonOptions, Evidence, Model
 from capeval_core.options import option
-from capeval_core.phrases.source import PhraseSource, phrase_opener
+from capeval_core.phrases.source import PhraseSource, phrase_models, phrase_opener
 from capeval_core.ragged import Doubles, Floats, Integers, Ragged, inner
-from capeval_core.regions.opening import region_opener
+from capeval_core.regions.opening import region_models, region_opener
 from capeval_core.regions.regions import CachedRegions, LimitedRegions, Regions, RegionSource
 from capeval_core.reports.explanations import DrawnExplanation, marked
 from capeval_core.reports.figures import card_lines, draw_picture, outlined
 from capeval_core.result import Values
 from capeval_core.rows import COVERAGE, FLOATS, NESTED, Texts, column, lists, row_schema
 from capeval_core.scores.facts import facts
+from capeval_core.weights.catalogue import WeightsEntry, part_of
 
 SOURCES = {"regions": "objects", "phrases": "factual"}  # those of the paper
 THRESHOLD = 0.2
@@ -168,6 +169,16 @@ class HiceS(CaptionMetric):
     )
 
     options: HiceOptions
+
+    @classmethod
+    def entries(cls, options: Any) -> list[WeightsEntry]:
+        weights = super().entries(options)
+        if not weights:  # weights of another kind name their own sources
+            return []
+        regions = SOURCES["regions"] if options.regions is None else options.regions
+        phrases = SOURCES["phrases"] if options.phrases is None else options.phrases
+        models = [*region_models(regions), *phrase_models(phrases)]
+        return [*weights, *filter(None, map(part_of, models))]
 
     def open_models(self) -> dict[str, Model]:
         options = self.options

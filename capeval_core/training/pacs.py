@@ -25,6 +25,7 @@ from torch.nn import functional
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.tokenizers import ClipTokenizer
 from capeval_core.errors import Problems, counted, file_error, warn, wrong_option
+from capeval_core.fetching import open_listed
 from capeval_core.inputs.images import InputImage
 from capeval_core.models.device import on_device
 from capeval_core.options import option
@@ -56,7 +57,7 @@ from capeval_core.training.trainer import (
     scalar_terms,
 )
 from capeval_core.weights.catalogue import PROMPT
-from capeval_core.weights.folder import WeightsError, open_weights
+from capeval_core.weights.folder import WeightsError
 
 CONTRAST = "contrast"  # the only phase of the training
 REAL, GENERATED_IMAGES, GENERATED_CAPTIONS = "real pairs", "generated images", "generated captions"
@@ -381,7 +382,7 @@ class PacsObjective(Objective):
 def train_pacs(training: PacsTraining, data: PairData, out: Path, *, report: Report) -> Path:
     """Train PAC-S; a training that `out` holds goes on where it was stopped. The folder of weights."""
     with opened(training, out) as accelerator:
-        start = open_weights(training.start, metric="pacs", tiny="pacs")
+        start = open_listed(training.start, metric="pacs", tiny="pacs")
         if network_of(start) is not ClipEncoder:
             raise WeightsError(
                 f"{start.name!r} is no CLIP with a ViT or a ResNet: others cannot be trained here"

@@ -21,6 +21,7 @@ from capeval_core.encoders.pairs import RegionTextEncoder
 from capeval_core.encoders.tokenizers import UNKNOWN, Ids, WordPiece
 from capeval_core.encoders.vilbert import LocatedBoxes
 from capeval_core.errors import Problem, Problems, counted
+from capeval_core.fetching import open_listed
 from capeval_core.inputs.images import ImageError
 from capeval_core.judgements.sets import Judgements
 from capeval_core.options import option
@@ -31,7 +32,7 @@ from capeval_core.training.stored import StoredArrays
 from capeval_core.training.tags import Tagger
 from capeval_core.training.trainer import REGIONS, Objective, Report, Terms, Trainer, Training, opened
 from capeval_core.weights.catalogue import FASTER_RCNN_VG
-from capeval_core.weights.folder import WeightsFolder, open_weights
+from capeval_core.weights.folder import WeightsFolder
 
 MASK = "[MASK]"
 OVERLAP = 0.4
@@ -218,8 +219,8 @@ def train_on_regions(
     """Train a network, or go on where `out` stands; the folder of weights. judged: what ends it early."""
     with opened(training, out) as accelerator:
         tagged = tagger.tags(captioned.captions)
-        start = open_weights(training.start, metric=training.metric, tiny=training.metric)
-        named = start.config.get("constants", {}).get("regions", FASTER_RCNN_VG.repository)
+        start = open_listed(training.start, metric=training.metric, tiny=training.metric)
+        named = start.config.get("constants", {}).get("regions", FASTER_RCNN_VG.name)
         regions = training.regions or named
         device, selection = str(accelerator.device), training.selection
         source = box_source_opener(regions)(selection=selection, device=device, dtype="float32")

@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 PROMPT = "A photo depicts "  # put before every caption and reference by PAC-S
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -24,10 +25,31 @@ CONVERTED_AS: Mapping[str, str] = _FILE["converted_as"]
 TINY_OF: Mapping[str, str] = _FILE["tiny"]
 
 
+def is_open(licence: str | None) -> bool:
+    """Whether a listed licence lets anyone use weights for anything.
+
+    >>> is_open("MIT"), is_open("research only"), is_open(None)
+    (True, False, False)
+    """
+    return {name.lower(): text for name, text in _FILE["licences"].items()}.get((licence or "").lower()) == ""
+
+
 def restriction_of(licence: str) -> str | None:
     """What a licence restricts, in its own words; None: nothing, or no listed weights have it."""
     known = {name.lower(): text for name, text in _FILE["licences"].items()}
     return known.get(licence.lower()) or None
+
+
+@dataclass(frozen=True)
+class ReleaseFile:
+    """A file of an original release; the head of `catalogue.toml` says what its values are."""
+
+    name: str
+    addresses: Sequence[str] = ()
+    size: int | None = None
+    sha256: str | None = None
+    setting: str | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,6 +68,8 @@ class WeightsEntry:
     architecture: str | None = None
     users: Sequence[str] = ()
     member: str | None = None
+    network: str = "clip"
+    files: Sequence[ReleaseFile] = ()
 
     def is_another(self, described: str) -> str | None:
         """The problem of weights that have this entry's name but are described as another model."""
@@ -64,30 +88,21 @@ class WeightsEntry:
         """The repository's name without its namespace, which is also a good name for a local folder."""
         return self.repository.rsplit("/", 1)[-1]
 
-    def convert_command(self, metric: str, file: str | None = None) -> str:
-        """The command that makes these weights of the original checkpoint, of its name or at `file`.
-
-        >>> PACS_B32.convert_command("pacs")
-        'capeval convert pacs clip_ViT-B-32.pth --activation quick_gelu --out pacs-clip-vit-b-32'
-        """
-        flags = "".join(f" --{name} {value}" for name, value in self.settings.items())
-        return f"capeval convert {metric} {file or self.checkpoint}{flags} --out {self.folder}"
-
-    def how_to_convert(self, metric: str) -> str:
-        """How to get these weights where the Hub repository could not be loaded."""
-        if self.checkpoint is None:
-            fetched = f"hf download {self.repository} --local-dir {self.folder}"
-            return f"Where there is a network, download it with\n    {fetched}\ncopy the folder here, "
-        return (
-            f"The original release is {self.checkpoint} at\n    {self.original}\n"
-            f"Download it, run\n    {self.convert_command(metric)}\n"
-        )
+    @property
+    def name(self) -> str:
+        """What the option `weights` calls them: a Hub id where they are as on the Hub, else the folder."""
+        return self.folder if self.files else self.repository
 
 
-WEIGHTS = tuple(
-    WeightsEntry(**{**table, "repository": table["repository"].replace("capeval/", f"{NAMESPACE}/")})
-    for table in _FILE["weights"]
-)
+def _entry(table: Mapping[str, Any]) -> WeightsEntry:
+    files = tuple(ReleaseFile(**file) for file in table.get("files", ()))
+    repository = table["repository"].replace("capeval/", f"{NAMESPACE}/")
+    return WeightsEntry(**{**table, "repository": repository, "files": files})
+
+
+WEIGHTS = tuple(map(_entry, _FILE["weights"]))
+PARTS = tuple(map(_entry, _FILE["parts"]))
+"""Models that metrics use beside their weights, in transformers' format."""
 ECO_MEMBERS = {entry.member: entry for entry in WEIGHTS if entry.member}
 """Dual encoders of ECO's ensemble by their names in its option `members`."""
 
@@ -122,3 +137,13 @@ def entry_known_as(name: str, original: str | None) -> WeightsEntry | None:
 def entry_of(repository: str) -> WeightsEntry | None:
     """The catalogue's entry of a Hub repository id (ids ignore case), None if it is not listed."""
     return next((entry for entry in WEIGHTS if entry.repository.lower() == repository.lower()), None)
+
+
+def entry_named(name: str) -> WeightsEntry | None:
+    """The entry of weights that are fetched, by their short name: `pacs-clip-vit-b-32`."""
+    return next((entry for entry in WEIGHTS if entry.files and entry.folder == name.lower()), None)
+
+
+def part_of(repository: str) -> WeightsEntry | None:
+    """The entry of a model that metrics use beside their weights, None if it is not listed."""
+    return next((entry for entry in PARTS if entry.repository == repository), None)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capeval_core.errors import InputError, Problem, expanded_path, setting, wrong_option
-from capeval_core.kept import write_whole
+from capeval_core.kept import cache_home, write_whole
 from capeval_core.limits import LIMITS
 from capeval_core.weights.catalogue import WeightsEntry, entry_known_as, entry_of, weights_of
 from capeval_core.weights.hub import download
@@ -124,9 +124,9 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
     name = os.fspath(weights)
     path = expanded_path(name)
     if name == "tiny":
-        return _read(TINY / tiny, "tiny", None)
+        return read_folder(TINY / tiny, "tiny")
     if name and path.is_dir():
-        return _read(path, path.resolve().name, None, metric)
+        return read_folder(path, path.resolve().name, metric)
     if path.is_file():
         raise wrong_option("weights", name, "is a file", _how_to_convert(path, metric), kind=WeightsError)
     if not _may_be_on_the_hub(name):
@@ -139,7 +139,7 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
         ways = f"To try the library without real weights, {tiny} (trained on synthetic scenes only)."
         hint = _did_you_mean(repository, metric)
         if entry := entry_of(repository):
-            ways = f"{entry.how_to_convert(metric)}and {setting('weights', entry.folder, 'pass ')}.\n{ways}"
+            ways = f"{_elsewhere(entry)}\n{ways}"
             hint = ""
         return WeightsError(Problem("", f"weights {repository!r} could not be loaded ({reason}){hint}", ways))
 
@@ -151,14 +151,24 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
         lambda path: [OPEN_CLIP_TENSORS if (path / OPEN_CLIP_CONFIG).exists() else TENSORS],
         error=unavailable,
     )
-    return _read(path, name.partition("@")[0], path.name, metric)
+    return read_folder(path, name.partition("@")[0], metric, path.name)
+
+
+def _elsewhere(entry: WeightsEntry) -> str:
+    """How listed weights come here where the Hub does not give them."""
+    if entry.files:
+        name = setting("weights", entry.folder, "pass ")
+        return f"They come from their authors: run\n    capeval fetch {entry.folder}\nand {name}."
+    copied = setting("weights", entry.folder, "pass ")
+    fetched = f"hf download {entry.repository} --local-dir {entry.folder}"
+    return f"Where there is a network, download it with\n    {fetched}\ncopy the folder here, and {copied}."
 
 
 def _how_to_convert(file: Path, metric: str) -> str:
     """The command that makes a folder of an original file: with the flags that the catalogue's need."""
     quoted = shlex.quote(str(file))
     if entry := entry_known_as("", file.name):
-        command = entry.convert_command(metric, quoted)
+        command = f"capeval fetch {entry.folder} --from {quoted}"
         return f"convert it with `{command}` and {setting('weights', entry.folder, 'pass ')}"
     settings = {(name, value): None for entry in weights_of(metric) for name, value in entry.settings.items()}
     flags = " or ".join(f"`--{name} {value}`" for name, value in settings)
@@ -186,14 +196,15 @@ def _did_you_mean(name: str, metric: str) -> str:
     listed = {"tiny": "tiny"}
     for entry in weights_of(metric):
         for known in (plain(entry.folder), plain(entry.title)):
-            listed.setdefault(known, entry.repository)
+            listed.setdefault(known, entry.name)
     whole, last = plain(name), plain(name.rpartition("/")[2])
     close = [known for text in (whole, last) for known in listed if len(text) > 3 and text in known]
     close += difflib.get_close_matches(last, listed, n=1)
     return f": did you mean {listed[close[0]]!r}?" if close else ""
 
 
-def _read(path: Path, name: str, revision: str | None, metric: str = "") -> WeightsFolder:
+def read_folder(path: Path, name: str, metric: str = "", revision: str | None = None) -> WeightsFolder:
+    """A folder of weights under a name, its config read and its checksum verified."""
     from_convert = "pass a folder made by `capeval convert`, or an open_clip repository"
     theirs = (path / OPEN_CLIP_CONFIG).exists()
     file, tensor_file = (OPEN_CLIP_CONFIG, OPEN_CLIP_TENSORS) if theirs else (CONFIG, TENSORS)
@@ -252,7 +263,7 @@ def file_checksum(path: Path) -> str:
         return sha256_of(path)
     identity = [path.resolve(), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
     key = hashlib.sha256(repr(identity).encode("utf-8", "surrogateescape")).hexdigest()
-    note = expanded_path(os.environ.get("CAPEVAL_CACHE", "~/.cache/capeval")) / "checksums" / key
+    note = cache_home() / "checksums" / key
     with suppress(OSError, ValueError):
         if re.fullmatch(r"[0-9a-f]{64}", checksum := note.read_text(encoding="ascii")):
             return checksum

@@ -41,24 +41,26 @@ def download(
     large: Callable[[Path], Sequence[str]],
     *,
     error: Callable[[str, str], Exception],
+    kind: str = "model",
 ) -> Path:
     """The folder, named by its commit, of `org/name` or `org/name@revision`; it warns where it may be old.
     what: the files in the warning. small: patterns of the files that come first; large: of the other ones, by
-    the folder of the first. error: the error for a repository and the reason."""
+    the folder of the first. error: the error for a repository and the reason. kind: of the repository."""
     from huggingface_hub import HfApi, constants, errors, snapshot_download
 
     repository, _, revision = name.partition("@")
 
     def newest() -> str:
         wanted, timeout = revision or constants.DEFAULT_REVISION, constants.HF_HUB_ETAG_TIMEOUT
-        commit = HfApi().model_info(repository, revision=wanted, timeout=timeout).sha
+        about = HfApi().repo_info(repository, revision=wanted, timeout=timeout, repo_type=kind)
+        commit = about.sha
         if not commit:
             raise OSError(f"{constants.ENDPOINT} gives no commit of {repository!r}: is it a Hub?")
         return str(commit)
 
     def snapshot(commit: str | None) -> Path:
         """Of the cache alone where there is no commit."""
-        get = partial(snapshot_download, repository, local_files_only=commit is None)
+        get = partial(snapshot_download, repository, repo_type=kind, local_files_only=commit is None)
         # By its name, for the cache to remember what that means.
         path = Path(get(revision=revision or None, allow_patterns=small))
         if commit and path.name != commit:  # the answer was an old one
@@ -104,6 +106,13 @@ def download(
         elif isinstance(failed, errors.RepositoryNotFoundError):
             why = "no such repository on the Hub, or it is private"
         raise error(repository, why) from None
+
+
+def offline() -> bool:
+    """Whether the user wishes to work without a network."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
 
 
 def patiently(call: Callable[[], T]) -> T:

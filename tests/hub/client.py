@@ -37,6 +37,7 @@ def environment(address: str, home: Path) -> dict[str, str]:
         **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
         "HF_ENDPOINT": address,
         "HF_HOME": str(home),
+        "CAPEVAL_FETCH": "",  # this Hub is the only network
         "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",

@@ -20,6 +20,8 @@ from tests.support.seeded import release
 CAPTIONS = ["a dog on the grass", "two red circles"]
 REFERENCES = [["a dog"], ["some circles", "a drawing"]]
 WEIGHTS = metric_class("pacs").default_weights.repository
+NAMED = {"weights": WEIGHTS}
+"""Said by the user: a default comes from nobody's namespace."""
 LOAD = """
 import json, warnings
 import evaluate
@@ -38,7 +40,8 @@ for name, keywords in asked["load"]:
     answer["warned"] = [str(warning.message) for warning in caught if "weights" in str(warning.message)]
     answers.append(answer)
 if asked["combined"]:
-    both = evaluate.combine(asked["combined"])
+    loaded = [evaluate.load(name, device="cpu", **keywords) for name, keywords in asked["combined"]]
+    both = evaluate.combine(loaded)
     answers.append(both.compute(predictions=asked["captions"], images=asked["images"]))
     for caption, image in zip(asked["captions"], asked["images"]):
         both.add(prediction=caption, images=image)
@@ -59,14 +62,14 @@ class Published:
         assert main(["publish", "modules", *names, "--namespace", namespace, "--install-from", "pypi"]) == 0
 
     def send_weights(self, folder: Path) -> str:
-        """Small ones, put where the metric takes its own from where no others are named; their commit."""
+        """Small ones, under the name of the metric's own, and of CLIP-S's; their commit."""
         line = ["publish", "weights", str(folder), "--namespace", "capeval", "--name", "small"]
         assert main([*line, "--permission", "made for this test"]) == 0
         self.hub.repositories[WEIGHTS] = self.hub.repositories["capeval/small"]
         return self.hub.repositories[WEIGHTS].names["main"]
 
     def load(
-        self, home: Path, *what: tuple[str, dict[str, str]], combined: Sequence[str] = (), **environment: str
+        self, home: Path, *what: tuple[str, dict[str, str]], combined: Sequence[Any] = (), **environment: str
     ) -> list[dict[str, Any]]:
         """What modules give in a fresh process, each loaded with its keywords; then some combined, twice."""
         asked = {"load": what, "captions": CAPTIONS, "references": REFERENCES, "images": self.images}
@@ -124,10 +127,10 @@ def test_from_publishing_to_a_score_and_on(published: Published, folders: list[P
     # Modules of two namespaces and the metric's own weights come from the Hub; scores are the folder's.
     pacs, refpacs, other, *both = published.load(
         home,
-        ("capeval/pacs", {}),
-        ("capeval/refpacs", {}),
-        ("other/pacs", {"weights": WEIGHTS}),
-        combined=["capeval/pacs", "capeval/clips"],
+        ("capeval/pacs", NAMED),
+        ("capeval/refpacs", NAMED),
+        ("other/pacs", NAMED),
+        combined=[("capeval/pacs", NAMED), ("capeval/clips", {})],
     )
     clips = sum(published.local("clips", first)) / len(CAPTIONS)
     for values in both:
@@ -145,7 +148,7 @@ def test_from_publishing_to_a_score_and_on(published: Published, folders: list[P
     assert any("/resolve/main/pacs.py" in request for request in asked)
 
     # The same modules and weights score videos by their configuration, which offline is there, too.
-    configured = [(f"capeval/{name}", {"config_name": medium}) for name, medium in MEDIA_VARIANTS]
+    configured = [(f"capeval/{name}", NAMED | {"config_name": medium}) for name, medium in MEDIA_VARIANTS]
     scored = published.load(home, *configured)
     for answer, (name, medium) in zip(scored, MEDIA_VARIANTS, strict=True):
         key = metric_class(name, medium).key
@@ -162,7 +165,7 @@ def test_from_publishing_to_a_score_and_on(published: Published, folders: list[P
     published.weights[second] = folders[1]
     module = published.hub.repositories["spaces/capeval/pacs"].names["main"]
     pinned = {"weights": f"{WEIGHTS}@{first}", "revision": module}
-    moved, stayed = published.load(home, ("capeval/pacs", {}), ("capeval/pacs", pinned))
+    moved, stayed = published.load(home, ("capeval/pacs", NAMED), ("capeval/pacs", pinned))
     assert any(f"capeval/pacs/resolve/{module}/pacs.py" in request for request in published.hub.requests)
     assert f"|weights:{WEIGHTS}@{second[:8]}|" in moved["signature"]
     assert moved["per_caption"]["pac_s"] == pytest.approx(published.local("pacs", second), abs=1e-6)
@@ -170,7 +173,7 @@ def test_from_publishing_to_a_score_and_on(published: Published, folders: list[P
     assert moved["pac_s"] != pytest.approx(stayed["pac_s"], abs=1e-3)
 
     # Every request is refused, without and with the user's wish to work offline, when none is made.
-    both = ("capeval/pacs", {}), ("capeval/pacs", pinned)
+    both = ("capeval/pacs", NAMED), ("capeval/pacs", pinned)
     published.hub.faults.append(Fault("", status=503))
     cut_off = published.load(home, *both)
     requests = len(published.hub.requests)

@@ -6,8 +6,9 @@ Everything else in `tests/` uses the public modules and `tests.support`. At most
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
-from dataclasses import fields
+from dataclasses import fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ from capeval_core.training import negatives, regions, tags
 from capeval_core.training.augmentation import Positive, table_of
 from capeval_core.training.pacs import info_nce
 from capeval_core.training.umic import ranking_loss
+from capeval_core.weights import catalogue
 from capeval_core.weights import conversion as conversions
 from capeval_core.weights.folder import config_checksum
 
@@ -119,6 +121,7 @@ __all__ = [
     "score_shards",
     "shapes",
     "similar",
+    "small_release",
     "soft_spice_phrases",
     "tagger",
     "usable_kernels",
@@ -154,6 +157,24 @@ def network(
 def convert(kind: str, path: str | PathLike[str], **settings: Any) -> Any:
     """An original checkpoint as `config`, `tensors` and `notes`."""
     return registry.network(kind).convert(path, **settings)
+
+
+@contextmanager
+def small_release(folder: str, settings: Mapping[str, Any] = {}, **facts: Any) -> Iterator[Sequence[str]]:
+    """Let a listed release be a small one: of any architecture, its files of no known digest, with settings
+    that its conversion needs; `facts` are of the first file. Gives the first addresses of its files."""
+    entry = catalogue.listed(folder)
+    before = {"architecture": entry.architecture, "files": entry.files, "settings": entry.settings}
+    first, *others = (replace(file, sha256=None, size=None) for file in entry.files)
+    small: dict[str, Any] = {"architecture": None, "files": (replace(first, **facts), *others)}
+    small["settings"] = {**entry.settings, **settings}
+    try:
+        for name, value in small.items():
+            object.__setattr__(entry, name, value)  # the classes of metrics hold this very entry
+        yield [file.addresses[0] for file in entry.files]
+    finally:
+        for name, value in before.items():
+            object.__setattr__(entry, name, value)
 
 
 def shapes(kind: str, config: dict[str, Any]) -> dict[str, Tensor]:

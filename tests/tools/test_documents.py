@@ -88,7 +88,7 @@ def test_every_repository_of_weights_has_a_card_and_every_card_a_repository() ->
         card = front_matter(text)
         licence = card["license_name" if card["license"] == "other" else "license"]
         assert licence == (entry.licence or "unknown").lower().replace(" ", "-")
-        assert re.search(r"\n```sh\ncapeval convert .*\n```\n", text) and "\nCite [" in text
+        assert re.search(rf"\n```sh\ncapeval fetch {name}.*\n```\n", text) and "\nCite [" in text
 
 
 COSTS = {"pacs": ("pacs", "clips"), "refpacs": ("refpacs", "refclips")}

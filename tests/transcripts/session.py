@@ -113,6 +113,7 @@ class _Session:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._names: dict[str, Any] = {"__name__": "__main__"}
+        self.cache = folder.with_name(f"{folder.name}-cache")
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
@@ -123,6 +124,7 @@ class _Session:
         (bin_folder / "capeval").chmod(0o755)
         path = f"{bin_folder}:{os.environ['PATH']}"
         changed = {"COLUMNS": "80", "PATH": path, "PYTHONPATH": str(_FOLDER.parents[1])}
+        changed |= {"CAPEVAL_FETCH": "", "CAPEVAL_CACHE": str(self.cache)}  # as new users have it
         with (
             contextlib.chdir(self.folder),
             mock.patch.dict(os.environ, changed),
@@ -153,7 +155,7 @@ class _Session:
         }
 
     def _same_everywhere(self, line: str) -> str:
-        line = line.replace(str(self.folder), "HERE")
+        line = line.replace(str(self.cache), "CACHE").replace(str(self.folder), "HERE")
         for pattern, name in _VARYING:
             line = re.sub(pattern, name, line)
         return re.sub(r"\d+\.\d{5,}", lambda match: f"{float(match[0]):.4f}", line)

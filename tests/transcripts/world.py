@@ -16,7 +16,7 @@ from capeval_core.demo import demo_set
 def write_world(folder: Path, name: str) -> None:
     """The files of the transcript of this name."""
     write_files(folder)
-    if name == "convert":
+    if name in ("convert", "fetch"):
         _write_checkpoint(folder)
     elif name == "augment":
         from tests.training.generative import write_captioner

@@ -102,7 +102,10 @@ def test_offline_on_purpose_the_cache_serves_without_a_word(
     for name in names[:3]:
         assert offline[name] == answers[name]
     message = offline[PACS]["message"]
-    assert "not in the local cache; HF_HUB_OFFLINE is set" in message and "capeval convert pacs" in message
+    assert (
+        "not in the local cache; HF_HUB_OFFLINE is set" in message
+        and "capeval fetch pacs-clip-vit-b-32" in message
+    )
 
 
 def test_a_dead_hub_is_a_warning_and_the_cache_still_serves(
@@ -121,7 +124,7 @@ def test_a_dead_hub_is_a_warning_and_the_cache_still_serves(
     assert all(dead[name] == answers[name] for name in [*names[:2], *pinned])
     for name in names[4:]:
         assert f"not in the local cache; {hub.address} cannot be reached" in dead[name]["message"]
-    assert "capeval convert pacs" in dead[PACS]["message"]
+    assert "capeval fetch pacs-clip-vit-b-32" in dead[PACS]["message"]
 
 
 def test_a_repository_is_warned_of_once(home: Path, repositories: dict[str, Repository]) -> None:

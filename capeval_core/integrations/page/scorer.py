@@ -129,7 +129,7 @@ class Scorer:
         if weights is not None:
             self.metric.Options(weights=weights).check(self.metric)
         entry, tiny = self.metric.default_weights, self.metric.tiny
-        published = entry.repository if entry else NO_WEIGHTS
+        published = entry.name if entry else NO_WEIGHTS
         self.first = published if weights is None else os.fspath(weights)
         demonstration = ["tiny"] if tiny is not None and (TINY / tiny).is_dir() else []
         self.offered = tuple(dict.fromkeys([self.first, published, *demonstration]))
@@ -207,7 +207,7 @@ class Scorer:
     def _open(self, weights: str, options: Mapping[str, Any]) -> tuple[CaptionMetric, Marks]:
         key = (weights, *options.items())
         if key not in self._opened:
-            chosen = {} if weights == NO_WEIGHTS else {"weights": weights}
+            chosen: dict[str, Any] = {} if weights == NO_WEIGHTS else {"weights": weights}
             metric = load(self.metric.name, media=self.metric.variant, evidence=True, **chosen, **options)
             metric = prepared(metric, demo_samples(metric))  # one caption is no corpus
             entry = metric.folder.entry if metric.default_weights and metric.tiny else None

@@ -1,0 +1,369 @@
+"""`capeval fetch`: from the authors' addresses to scores, and every way in which a network fails."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import capeval_core
+from capeval_core.cli import main
+from tests.cli.conftest import Capeval, write_json
+from tests.hub import origin as web
+from tests.support.seams import LIMITS, small_release
+from tests.weights.conftest import manifest
+
+PACS = "pacs-clip-vit-b-32"
+
+
+def checkpoint(case: str = "pacs-vit-tiny") -> bytes:
+    """A seeded checkpoint in the naming of its authors."""
+    path = Path(os.environ["CAPEVAL_CACHE"]).with_name(f"{case}.pth")
+    torch.save({"state_dict": manifest(case)}, path)
+    return path.read_bytes()
+
+
+@dataclass
+class Place:
+    """An empty cache, and the authors' addresses on the loopback."""
+
+    origin: web.Origin
+    address: str
+    cache: Path
+
+    @property
+    def folders(self) -> list[Path]:
+        """Weights that were fetched."""
+        return sorted((self.cache / "weights").glob("*/[!.]*"))
+
+    def lock(self) -> dict[str, str]:
+        content = tomllib.loads((self.cache / "capeval.lock").read_text())
+        return {file["name"]: file["sha256"] for file in content["file"]}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CAPEVAL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(LIMITS, "hub_waits", (0.0, 0.0))
+    monkeypatch.setattr(LIMITS, "download_seconds", 0.5)
+    with web.origin() as origin, small_release(PACS) as (address,):
+        origin.serve(monkeypatch)
+        origin.files[address.partition("?")[0]] = checkpoint()
+        yield Place(origin, address, tmp_path / "cache")
+
+
+def images(folder: Path) -> list[Path]:
+    rng = np.random.default_rng(5)
+    folder.mkdir()
+    for name in ("a", "b"):
+        Image.fromarray(rng.integers(0, 256, (60, 80, 3), dtype=np.uint8)).save(folder / f"{name}.png")
+    return sorted(folder.iterdir())
+
+
+def test_from_nothing_to_a_score(place: Place, capeval: Capeval, tmp_path: Path) -> None:
+    images(tmp_path / "photos")
+    captions = write_json(tmp_path / "c.json", {"a": "a dog", "b": "two cats"})
+    line = ("score", "pacs", "--candidates", captions, "--images", tmp_path / "photos")
+
+    before = capeval(*line)
+    assert before.status == 2 and "capeval fetch pacs-clip-vit-b-32" in before.err
+
+    plan = capeval("fetch", "pacs", "--dry-run")
+    assert plan.status == 0 and place.address in plan.out and "no licence" in plan.out
+    assert place.origin.requests == []
+
+    fetched = capeval("fetch", "pacs", "--accept")
+    assert fetched.status == 0, fetched.err
+    (folder,) = place.folders
+    assert str(folder) in fetched.out and place.address in fetched.err
+    scored = capeval(*line)
+    assert scored.status == 0, scored.err
+    assert f"weights:{PACS}@" in scored.out
+
+    # Both see that they have the same file; nothing is fetched twice.
+    (sha256,) = place.lock().values()
+    assert sha256[:12] in fetched.err and len(place.origin.requests) == 1
+    assert capeval("fetch", "pacs", "refpacs").status == 0
+    assert len(place.origin.requests) == 1
+    assert capeval_core.load("pacs").signature() in scored.out
+
+
+def test_python_fetches_what_it_is_told_to(place: Place) -> None:
+    with pytest.raises(ValueError, match="capeval fetch"):
+        capeval_core.load("pacs")
+    with pytest.raises(ValueError, match="accept"):
+        capeval_core.fetch("pacs")
+    metric = capeval_core.load("pacs", fetch=True)
+    assert capeval_core.fetch("pacs", accept=True) == place.folders
+    assert capeval_core.load("pacs", weights=PACS).signature() == metric.signature()
+
+
+def test_what_is_open_comes_by_itself(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CAPEVAL_FETCH")
+    with pytest.raises(ValueError, match="capeval fetch"):  # its authors state no licence
+        capeval_core.load("pacs")
+    monkeypatch.setenv("CAPEVAL_FETCH", "1")
+    assert f"weights:{PACS}@" in capeval_core.load("pacs").signature()
+
+
+# what a broken network leads to: the file all the same
+
+RECOVERED: dict[str, list[Callable[[Any, bytes], None]]] = {
+    "500, then the file": [web.status(500), web.plain],
+    "429 with Retry-After": [web.status(429, Retry_After="0"), web.plain],
+    "a truncated body": [web.cut(70_000), web.cut(70_000)],
+    "no Content-Length": [web.without_length],
+    "Range is ignored": [web.cut(70_000), web.ranges_ignored],
+    "Range at the wrong offset": [web.cut(70_000), web.wrong_offset],
+    "gzip that was not asked for": [web.compressed],
+    "a stalled connection": [web.stalled],
+}
+
+
+@pytest.mark.parametrize("fault", RECOVERED)
+def test_a_broken_transfer_ends_in_the_whole_file(fault: str, place: Place, capeval: Capeval) -> None:
+    place.origin.answers += RECOVERED[fault]
+    ran = capeval("fetch", "pacs", "--accept")
+    assert ran.status == 0, ran.err
+    assert capeval_core.load("pacs").signature()
+    content = place.origin.files[place.address.partition("?")[0]]
+    assert list(place.lock().values()) == [web.sha256(content).hexdigest()]
+
+
+def test_a_file_that_changes_meanwhile_is_one_version(place: Place, capeval: Capeval) -> None:
+    key = place.address.partition("?")[0]
+    after = checkpoint("pacs-resnet-tiny")
+
+    def change(answer: Any, content: bytes) -> None:
+        place.origin.files[key] = after
+        web.cut(70_000)(answer, content)
+
+    place.origin.answers.append(change)
+    ran = capeval("fetch", "pacs", "--accept")
+    assert ran.status == 0, ran.err
+    assert [asked[1] is None for asked in place.origin.requests] == [True, False]
+    assert list(place.lock().values()) == [web.sha256(after).hexdigest()]
+
+
+# or a message, and what was whole stays
+
+REFUSED: dict[str, tuple[list[Callable[[Any, bytes], None]], str]] = {
+    "403": ([web.status(403)], "403"),
+    "404": ([web.status(404)], "404"),
+    "429 for an hour": ([web.status(429, Retry_After="3600")], "3,600 seconds"),
+    "500 for ever": ([web.status(500)] * 9, "500"),
+    "a login page": ([web.LOGIN], "login"),
+    "a quota page": ([web.QUOTA], "quota"),
+    "a page that is called a file": ([web.unmarked_page], "page"),
+    "redirects in a circle": ([web.redirect("/again")] * 30, "redirects"),
+    "a redirect to a file": ([web.redirect("file:///etc/passwd")], "file:///etc/passwd"),
+    "a redirect to another scheme": ([web.redirect("ftp://elsewhere/file")], "ftp://"),
+    "a redirect to plain http": ([web.redirect("http://127.0.0.1/file")], "http://127.0.0.1"),
+    "a pickle with code": ([lambda answer, _: answer.send(200, evil())], "would run code"),
+    "no checkpoint": ([lambda answer, _: answer.send(200, b"text" * 99)], "not a checkpoint"),
+}
+
+
+def evil() -> bytes:
+    return pickle.dumps({"state_dict": {}, "extra": os.system}, protocol=2)
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_an_address_that_does_not_give_the_file(fault: str, place: Place, capeval: Capeval) -> None:
+    answers, words = REFUSED[fault]
+    place.origin.files["https://drive.usercontent.google.com/again"] = b""
+    place.origin.answers += answers
+    ran = capeval("fetch", "pacs", "--accept")
+    assert ran.status in (1, 2) and words in ran.err, ran.err
+    assert len(ran.err) < 1_500 and "Traceback" not in ran.err
+    assert place.folders == [] and not (place.cache / "capeval.lock").exists()
+    # The next time it is there.
+    place.origin.answers.clear()
+    assert capeval("fetch", "pacs", "--accept").status == 0
+
+
+def test_the_way_out_is_a_copy(place: Place, capeval: Capeval, tmp_path: Path) -> None:
+    place.origin.answers.append(web.QUOTA)
+    ran = capeval("fetch", "pacs", "--accept")
+    assert ran.status == 1 and f"capeval fetch {PACS} --from clip_ViT-B-32.pth" in ran.err
+    copy = tmp_path / "download (1).pth"
+    copy.write_bytes(checkpoint())
+    assert capeval("fetch", "pacs", "--accept", "--from", copy).status == 0
+    assert len(place.origin.requests) == 1 and copy.exists()
+    assert capeval_core.load("pacs").signature()
+
+
+def test_a_copy_at_another_address(place: Place, capeval: Capeval) -> None:
+    other = "https://archive.org/copy/clip_ViT-B-32.pth"
+    place.origin.files[other] = checkpoint()
+    assert capeval("fetch", "pacs", "--accept", "--from", other).status == 0
+    assert place.origin.requests == [(other, None)]
+    wrong = capeval("fetch", "umic", "--from", "https://archive.org/copy/other.pth")
+    assert wrong.status == 2 and "umic.pt" in wrong.err
+
+
+def test_a_longer_body_is_another_file(place: Place, capeval: Capeval) -> None:
+    with small_release(PACS, size=len(checkpoint())):
+        place.origin.answers.append(web.longer)
+        ran = capeval("fetch", "pacs", "--accept")
+    assert ran.status == 1 and "longer" in ran.err and place.folders == []
+
+
+def test_a_certificate_that_nobody_signed(
+    place: Place, capeval: Capeval, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("REQUESTS_CA_BUNDLE")
+    ran = capeval("fetch", "pacs", "--accept")
+    assert ran.status == 1 and "certificate" in ran.err and place.folders == []
+
+
+def test_a_name_that_is_not_found(place: Place, capeval: Capeval, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.delenv(name)
+    ran = capeval("fetch", "pacs", "--accept", "--from", "https://nowhere.invalid/clip_ViT-B-32.pth")
+    assert ran.status == 1 and "nowhere.invalid" in ran.err and "name" in ran.err
+
+
+def test_offline_on_purpose(place: Place, capeval: Capeval, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    ran = capeval("fetch", "pacs", "--accept")
+    assert ran.status == 1 and "HF_HUB_OFFLINE" in ran.err and place.origin.requests == []
+
+
+def test_terms_are_accepted_or_nothing_is_fetched(
+    place: Place, capeval: Capeval, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = capeval("fetch", "pacs")
+    assert ran.status == 2 and "--accept" in ran.err and place.origin.requests == []
+
+
+def test_a_full_disk(
+    place: Place, capeval: Capeval, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAPEVAL_CACHE", str(small_disk / "cache"))
+    ran = capeval("fetch", "pacs", "--accept")
+    assert ran.status == 1 and "are missing on the disk" in ran.err
+
+
+def test_a_cache_that_cannot_be_written(
+    place: Place, capeval: Capeval, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CAPEVAL_CACHE", str(tmp_path / "file" / "cache"))
+    ran = capeval("fetch", "pacs", "--accept")
+    assert ran.status in (1, 2) and "CAPEVAL_CACHE" in ran.err
+
+
+def test_another_architecture_is_refused(place: Place, capeval: Capeval) -> None:
+    with small_release("pacs-openclip-vit-l-14") as (address,):
+        place.origin.files[address.partition("?")[0]] = checkpoint()
+    # As the README of PAC-S links the file of B/32 for both.
+    ran = capeval("fetch", "pacs-openclip-vit-l-14", "--accept")
+    assert ran.status == 2 and "another model" in ran.err and place.folders == []
+
+
+# digests
+
+
+def test_a_digest_other_than_the_locks(place: Place, capeval: Capeval, tmp_path: Path) -> None:
+    assert capeval("fetch", "pacs", "--accept", "--locked").status == 2  # nothing is known of it
+    assert capeval("fetch", "pacs", "--accept").status == 0
+    first = place.lock()
+    assert capeval("fetch", "pacs", "--locked").status == 0
+    place.origin.files[place.address.partition("?")[0]] = checkpoint("pacs-resnet-tiny")
+
+    # Elsewhere, with the same lock.
+    cache = place.cache / "weights"
+    cache.rename(tmp_path / "before")
+    ran = capeval("fetch", "pacs", "--accept")
+    assert ran.status == 2 and next(iter(first.values())) in ran.err and place.lock() == first
+    assert capeval("fetch", "pacs", "--accept", "--update").status == 0
+    assert place.lock() != first
+    assert capeval_core.load("pacs").signature()
+
+
+def test_a_lock_of_a_project_goes_before_that_of_the_cache(
+    place: Place, capeval: Capeval, tmp_path: Path
+) -> None:
+    assert capeval("fetch", "pacs", "--accept").status == 0
+    text = (place.cache / "capeval.lock").read_text()
+    (sha256,) = place.lock().values()
+    (tmp_path / "capeval.lock").write_text(text.replace(sha256, "0" * 64))
+    with pytest.raises(ValueError, match="capeval fetch"):
+        capeval_core.load("pacs")
+    ran = capeval("fetch", "pacs", "--accept")
+    assert ran.status == 2 and "0" * 64 in ran.err
+    (tmp_path / "capeval.lock").write_text("file = 3")
+    assert capeval("fetch", "pacs", "--accept").status == 2
+    (tmp_path / "capeval.lock").unlink()
+    assert capeval_core.load("pacs").signature()
+
+
+def test_damaged_weights_are_refused(place: Place, capeval: Capeval) -> None:
+    assert capeval("fetch", "pacs", "--accept").status == 0
+    (folder,) = place.folders
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.seek(9_999)
+        file.write(b"x")
+    with pytest.raises(ValueError, match="sha256"):
+        capeval_core.load("pacs")
+
+
+# processes
+
+
+def _run(*arguments: str) -> None:
+    os._exit(main(list(arguments)))
+
+
+def started(*arguments: str) -> Any:
+    process = multiprocessing.get_context("fork").Process(target=_run, args=arguments)
+    process.start()
+    return process
+
+
+def test_a_kill_at_any_moment_loses_at_most_the_running_second(place: Place) -> None:
+    place.origin.pace = 0.005
+    partial = place.cache / "weights" / PACS / ".downloads" / "clip_ViT-B-32.pth.partial"
+    sizes = []
+    for moment in range(10):
+        process = started("fetch", "pacs", "--accept")
+        deadline = time.monotonic() + 60
+        wanted = (7 * moment + 1) << 16  # some pieces more each time
+        while process.is_alive() and time.monotonic() < deadline:
+            if partial.exists() and partial.stat().st_size >= wanted:
+                break
+            time.sleep(0.001)
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        sizes.append(partial.stat().st_size)
+    place.origin.pace = 0.0
+    last = started("fetch", "pacs", "--accept")
+    last.join()
+    assert last.exitcode == 0
+    # Each went on where the one before it was killed.
+    assert [held for _, held in place.origin.requests] == [None, *(f"bytes={size}-" for size in sizes)]
+    assert sizes == sorted(set(sizes))
+    assert capeval_core.load("pacs").signature()
+
+
+def test_two_at_once_fetch_once(place: Place) -> None:
+    place.origin.pace = 0.005
+    both = [started("fetch", "pacs", "--accept") for _ in range(2)]
+    for process in both:
+        process.join()
+    assert [process.exitcode for process in both] == [0, 0]
+    assert len(place.origin.requests) == 1 and len(place.folders) == 1
