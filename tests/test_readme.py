@@ -29,10 +29,12 @@ from capeval_core.cli import main
 from capeval_core.demo import DemoItem, demo_set
 from tests.golden import recipe
 from tests.golden.frcnn_vg_tiny import write_checkpoint
-from tests.hub import WRITER, Repository, log_in, serving
+from tests.hub import WRITER, Repository, commit, log_in, serving
+from tests.hub.origin import origin
 from tests.inputs.video_writing import FORMS, drawn, written
 from tests.judgements.data import write_lines
 from tests.snippets import run_snippets
+from tests.support.seams import small_release
 from tests.support.seeded import CASES, uniter
 from tests.weights.conftest import umic_checkpoint, write_open_clip
 from tools.documents import CHECKOUT
@@ -46,6 +48,7 @@ PAGES = [
 NOT_RUN = {
     "pip install": "changes the environment; test_extras_that_a_page_installs_exist",
     "pytest": "is what runs this",
+    "capeval verify": "wants the numbers of real weights; tests/cli/test_fetch_metrics.py",
     "capeval page": "serves until it is stopped; tests/cli/test_process.py",
     "export": "is for the lines that follow it, which cannot run",
     "lmms-eval": "is a package of its own environment; tests/adapters runs it",
@@ -55,6 +58,7 @@ SHORTER = {
     "capeval train pacs": ["--steps", "2", "--batch-size", "4", "--device", "cpu"],
     "capeval augment captions": ["--device", "cpu"],
     "capeval augment images": ["--device", "cpu", "--steps", "1", "--image-size", "32"],
+    "capeval fetch": ["--accept"],
     "capeval rerank": ["--weights", "tiny", "--members", "tiny"],
     "capeval publish": ["--dry-run"],
     "capeval shards score": ["--workers", "1", "--device", "cpu"],
@@ -140,7 +144,8 @@ def scored(kind: str) -> Callable[[Path], object]:
 
     def write(path: Path) -> None:
         captions(kind)(path.with_suffix(".captions.json"))
-        for name, make in (("photos", photos), ("references.json", references)):
+        needed = {"photos": photos, "references.json": references, "pacs-clip-vit-b-32": converted}
+        for name, make in needed.items():
             if not (path.parent / name).exists():
                 make(path.parent / name)
         words = ["score", "refpacs", "--candidates", path.with_suffix(".captions.json"), "--images", "photos"]
@@ -148,11 +153,6 @@ def scored(kind: str) -> Callable[[Path], object]:
         assert main(list(map(str, words))) == 0
 
     return write
-
-
-def detector(path: Path) -> None:
-    path.parent.mkdir()
-    write_checkpoint(CASES / "frcnn-vg-tiny", path.parent)
 
 
 def clip(path: Path) -> None:
@@ -166,11 +166,8 @@ def frames(path: Path) -> None:
 
 
 STAND_INS: dict[str, Callable[[Path], object]] = {
-    "clip_ViT-B-32.pth": checkpoint,
     "pacs-clip-vit-b-32": converted,
     "my-weights": lambda path: uniter().save_pretrained(path),
-    "umic.pt": lambda path: umic_checkpoint(path.parent, uniter(region_size=128, width=64)),
-    "frcnn-vg-finetuned/pytorch_model.bin": detector,
     "dog.jpg": image(0),
     "bench.jpg": image(1),
     "photos": photos,
@@ -210,13 +207,51 @@ def repositories(captioner: Path, pipeline: Path, tmp_path_factory: pytest.TempP
         "Salesforce/blip-image-captioning-large": captioner,
         "CompVis/stable-diffusion-v1-4": pipeline,
     }
+    umic, space, judged = (tmp_path_factory.mktemp(name) for name in ("umic", "space", "judged"))
+    umic_checkpoint(umic, uniter(region_size=128, width=64))
+    detector = space / "lxmert" / "unc-nlp" / "frcnn-vg-finetuned"
+    detector.mkdir(parents=True)
+    write_checkpoint(CASES / "frcnn-vg-tiny", detector)
+    expert(judged)
+    folders |= {"google-bert/bert-base-cased": umic, "spaces/WwYc/explain-LXMERT": space}
+    folders |= {"datasets/yuwd/Flickr8k-HumanEval": judged}
     return {name: Repository.of({"main": folder}) for name, folder in folders.items()}
+
+
+def expert(folder: Path) -> None:
+    """Flickr8k-Expert in the columns of its repository."""
+    rows = [
+        {
+            "img": {"bytes": item.image.read_bytes(), "path": item.image.name},
+            "cand": getattr(item, kind),
+            "refs": list(item.references),
+            "human_score": rating,
+        }
+        for item in items()
+        for kind, rating in (("good", 4.0), ("subtly_wrong", 2.0), ("unrelated", 1.0))
+    ]
+    (folder / "expert").mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), folder / "expert" / "test-00000-of-00001.parquet")
+    (folder / "README.md").write_text("# A data set\n")
 
 
 @pytest.fixture
 def hub(repositories: Repositories, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A Hub with small weights under the names of those that pages download."""
-    with serving(repositories) as running:
+    """A Hub and addresses of authors with small weights under the names of those that pages download."""
+    umic = repositories["google-bert/bert-base-cased"].commits[commit("main")]["umic.pt"]
+    with (
+        serving(repositories) as running,
+        origin() as web,
+        small_release("pacs-clip-vit-b-32") as (pacs, *_),
+        small_release("umic-uniter-base") as (umic_address, *_),
+        small_release("faster-rcnn-vg-resnet-101"),
+    ):
+        checkpoint(tmp_path / "clip.pth")
+        web.files[pacs.partition("?")[0]] = (tmp_path / "clip.pth").read_bytes()
+        web.files[umic_address] = umic
+        web.serve(monkeypatch)
+        monkeypatch.setenv("CAPEVAL_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setenv("CAPEVAL_FETCH", "")  # as new users have it
         log_in(running.address, WRITER, tmp_path, monkeypatch)
         template = running.address + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

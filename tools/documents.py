@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 from collections.abc import Callable
@@ -108,6 +109,23 @@ def weights_table() -> str:
     return markdown(["repository", "weights", "original checkpoint", "licence"], rows)
 
 
+def verified_table() -> str:
+    """What `examples/verify_job.py` found with real weights, where it was run."""
+    path = CHECKOUT / "docs" / "reports" / "verified.json"
+    if not path.is_file():
+        job = "`uv run examples/verify_job.py --accept`"
+        return f"Nothing yet. {job}, on a machine with a network, makes this table."
+    content = json.loads(path.read_text(encoding="utf-8"))
+    rows = []
+    for row in content["rows"]:
+        numbers = [f"{row[name]:.4f}" if name in row else "-" for name in ("published", "found", "distance")]
+        digest = f"`{row['sha256'][:12]}`" if row.get("sha256") else "-"
+        rows.append([row["metric"], row["what"], *numbers, row["verdict"], digest])
+    header = ["metric", "what", "published", "found", "distance", "verdict", "sha256 of the weights"]
+    about = f"On {content['date']}, {content['device']}, capeval {content['capeval']}."
+    return f"{about}\n\n{markdown(header, rows)}"
+
+
 def seconds(run: Line) -> float:
     """What 1,000 captions cost in a stored run, to two digits."""
     cost = float(f"{1_000 * run['ours'] / run['captions']:.2g}")
@@ -142,6 +160,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "advice": advice_table,
     "weights": weights_table,
     "speed": speed_table,
+    "verified": verified_table,
     "lmms_metrics": lmms_metrics,
 }
 """Every table by its name in markers."""

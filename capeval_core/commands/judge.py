@@ -174,7 +174,7 @@ def _parser(entry: SetEntry) -> terminal.Parser:
     words = {**entry._asdict(), "forms": FORMS, "of": "of ratings, of ", "known": ",".join(STATISTICS)}
     words |= {"source": f"\nSource: {entry.source}." if entry.source else "", "default": ""}
     options = [RatingOptions] if entry.name == "own" else []
-    words["data"] = "the set, or a folder of sets; or a Hub data set's id"
+    words["data"] = "the set, or a folder of sets; or a Hub data set's id (default: the fetched one)"
     if entry.name == "own":
         words["data"] = "the table of ratings, or its folder; or a Hub data set's id"
     parser = terminal.parser_of(f"judge {entry.name}", "judge SET", "statistics", options=options, **words)
