@@ -35,7 +35,7 @@ from capeval_core.weights.catalogue import (
     part_of,
     restriction_of,
 )
-from capeval_core.weights.download import DownloadError, download_file
+from capeval_core.weights.download import DownloadError, check_room, download_file
 from capeval_core.weights.folder import (
     TENSORS,
     WeightsError,
@@ -207,9 +207,13 @@ def _lock_name(entry: WeightsEntry, file: ReleaseFile) -> str:
 
 
 def _fetch_release(entry: WeightsEntry, wishes: Wishes) -> Path:
+    renewed = wishes.update or bool(wishes.sources)
+    place = fetched_folder(entry, wishes.lock_file)
+    if place is not None and not renewed:  # a cache that cannot be written serves, too
+        return place
     with _alone(entry):
-        place = None if wishes.update else fetched_folder(entry, wishes.lock_file)
-        if place is not None and not wishes.sources:
+        place = fetched_folder(entry, wishes.lock_file)
+        if place is not None and not renewed:
             return place
         names = [_lock_name(entry, file) for file in entry.files]
         refuse_unknown(names, _known(entry, wishes.lock_file), wishes)
@@ -254,6 +258,7 @@ def _convert(entry: WeightsEntry, wishes: Wishes) -> Path:
     compare(files, _known(entry, wishes.lock_file), wishes)
     digest = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
     target = _home(entry) / digest[:16]
+    check_room(downloads, 0, paths[0].stat().st_size)
     tell(f"converting {paths[0].name} ...")
     encoder = network(entry.network)
     try:
@@ -269,6 +274,10 @@ def _convert(entry: WeightsEntry, wishes: Wishes) -> Path:
         if paths[0].parent == downloads:
             paths[0].unlink(missing_ok=True)  # the next time another one may come
         raise WeightsError(f"{entry.title}: {error}") from error
+    except OSError as error:
+        found = f"{entry.title} could not be written to {downloads} ({error.strerror or error})"
+        fix = "make room, or set CAPEVAL_CACHE to another folder; what is there stays"
+        raise DownloadError(f"{found}: {fix}") from error
     write_lock(staging / LOCK, files)
     shutil.rmtree(target, ignore_errors=True)
     staging.replace(target)
@@ -332,8 +341,8 @@ def open_listed(weights: str | PathLike[str] | WeightsEntry, *, metric: str, tin
 
 def listed_entry(weights: str | PathLike[str]) -> WeightsEntry | None:
     """The entry that a short name means, None where a file or folder has this name."""
-    name = os.fspath(weights)
-    return None if Path(name).exists() else entry_named(name)
+    entry = entry_named(os.fspath(weights))
+    return None if entry is None or Path(weights).exists() else entry
 
 
 def _not_here(entry: WeightsEntry) -> WeightsError:

@@ -13,7 +13,7 @@ from capeval_core.judgements.hub_sets import set_item
 from capeval_core.judgements.sets import SETS
 from capeval_core.judgements.tables import PUBLISHED
 from capeval_core.judgements.verification import example_place
-from capeval_core.kept import whole_folder
+from capeval_core.kept import PARTIAL, whole_folder
 from capeval_core.registry import METRICS, list_metrics, metric_class
 from capeval_core.weights.catalogue import PARTS, WEIGHTS, ReleaseFile, WeightsEntry
 from capeval_core.weights.download import DownloadError, download_file
@@ -46,8 +46,8 @@ def plan(wanted: Sequence[str], *, only: str | Sequence[str] | None = None) -> l
         known = name.lower().replace("-", "_")
         if name in list_metrics():
             entries += _entries_of(name, only)
-        elif found := _entry(name):
-            entries.append(found)
+        elif entry := _entry(name):
+            entries.append(entry)
         elif known in SETS and SETS[known].hub:
             sets.append(set_item(SETS[known]))
         elif known in SETS:
@@ -68,8 +68,10 @@ def _entries_of(name: str, only: str | Sequence[str] | None) -> list[WeightsEntr
 
 
 def _entry(name: str) -> WeightsEntry | None:
-    names_of = [(entry, {entry.folder, entry.repository, entry.member}) for entry in (*WEIGHTS, *PARTS)]
-    return next((entry for entry, own in names_of if name in own), None)
+    for entry in (*WEIGHTS, *PARTS):
+        if name in (entry.folder, entry.repository, entry.member):
+            return entry
+    return None
 
 
 def example_item(name: str) -> Item:
@@ -89,6 +91,8 @@ def example_item(name: str) -> Item:
                 if sha256_of(path) != file.sha256:
                     found = f"{file.addresses[0]} has another digest than was published of it"
                     raise DownloadError(f"{found}: report it, and name a copy by --data")
+            for state in partial.glob(f"*{PARTIAL}*"):
+                state.unlink()
         return folder
 
     title = f"two photographs of {example['source']} repository"

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from capeval_core.errors import file_error
 from capeval_core.fetching import Item, Wishes, tell
-from capeval_core.judgements.sets import REFERENCES, SETS, SetEntry
+from capeval_core.judgements.sets import REFERENCES, SetEntry
 from capeval_core.kept import cache_home, whole_folder
 from capeval_core.weights.catalogue import ReleaseFile
 from capeval_core.weights.download import DownloadError
@@ -79,13 +79,14 @@ def _fetch_set(entry: SetEntry, wishes: Wishes) -> Path:
         return target
     with whole_folder(target) as partial:
         (partial / IMAGES).mkdir()
+        digests = dict[str, str]()
         for name, split in hub["files"].items():
             paths = sorted(
                 {path for pattern in _patterns(folder, hub, split) for path in folder.glob(pattern)}
             )
             if not paths:
                 raise file_error(folder, f"has no rows of the split {split!r}", f"look at {address}")
-            _WRITERS[entry.name](partial / name, list(_rows(paths, partial / IMAGES)))
+            _WRITERS[entry.name](partial / name, list(_rows(paths, partial / IMAGES, digests)))
         write_lock(partial / LOCK, files)
     tell(f"fetched {entry.title} from {address} (licence: {entry.hub.get('licence', 'not stated')})")
     return target
@@ -110,8 +111,8 @@ def _patterns(folder: Path, hub: Mapping[str, Any], split: str) -> list[str]:
     return [str(path) for path in found] or [f"{usual}/*{split}-*.parquet"]
 
 
-def _rows(paths: Sequence[Path], images: Path) -> Iterator[Row]:
-    """The rows of shards, their pictures written into a folder."""
+def _rows(paths: Sequence[Path], images: Path, digests: dict[str, str]) -> Iterator[Row]:
+    """The rows of shards, their pictures written into a folder; digests: of pictures by their names."""
     for path in paths:
         try:
             shard = pq.ParquetFile(path)
@@ -125,7 +126,7 @@ def _rows(paths: Sequence[Path], images: Path) -> Iterator[Row]:
                     picture = row[names["image"]] or {}
                     name = row[named] if named else picture.get("path")
                     yield {
-                        "image": _write_picture(path, images, str(name or ""), picture.get("bytes")),
+                        "image": _write_picture(path, images, str(name or ""), picture.get("bytes"), digests),
                         "candidate": row[names["candidate"]],
                         "references": _texts(row[names["references"]]),
                         "rating": row[names["rating"]],
@@ -143,20 +144,22 @@ def _column(path: Path, names: Sequence[str], what: str) -> str:
     return found
 
 
-def _write_picture(path: Path, images: Path, name: str, content: Any) -> str:
+def _write_picture(path: Path, images: Path, name: str, content: Any, digests: dict[str, str]) -> str:
     """The name of a picture, which is written once; others of the same name are named by their content."""
     if not isinstance(content, bytes):
         raise file_error(path, "holds a row without a picture", "the repository changed: report it")
     suffix = ".png" if content.startswith(b"\x89PNG") else ".jpg"
     digest = hashlib.blake2b(content, digest_size=8).hexdigest()
-    own = Path(name).name or digest  # never a path that leads elsewhere
-    own = own if Path(own).suffix.lower() in (".jpg", ".jpeg", ".png") else f"{own}{suffix}"
-    target = images / own
-    if target.exists() and target.stat().st_size != len(content):
-        target = images / f"{digest}{suffix}"
-    if not target.exists():
-        target.write_bytes(content)
-    return target.name
+    stated = Path(name).name  # never a path that leads elsewhere
+    if not stated:
+        stated = digest
+    if Path(stated).suffix.lower() not in (".jpg", ".jpeg", ".png"):
+        stated += suffix
+    if digests.setdefault(stated, digest) != digest:
+        stated = f"{digest}{suffix}"
+    if not (images / stated).exists():
+        (images / stated).write_bytes(content)
+    return stated
 
 
 def _texts(references: Any) -> list[str]:
@@ -232,4 +235,3 @@ _WRITERS: dict[str, Callable[[Path, Sequence[Row]], None]] = {
     "polaris": _write_captions,
     "longcap_arena": _write_longcap,
 }
-assert _WRITERS.keys() == {name for name, entry in SETS.items() if entry.hub}

@@ -133,6 +133,10 @@ class _State:
 def _from_web(address: str, file: ReleaseFile, whole: Path) -> None:
     """The file at an address, whole, in its place."""
     partial = whole.with_name(whole.name + PARTIAL)
+    if (
+        whole.is_file()
+    ):  # of a run that ended before it was used: the server says whether it is still the file
+        whole.replace(partial)
     waits = iter(LIMITS.hub_waits)
     with requests.Session() as session:
         while True:
@@ -148,7 +152,6 @@ def _from_web(address: str, file: ReleaseFile, whole: Path) -> None:
                     raise _RefusedError(str(interruption)) from interruption
                 time.sleep(seconds if interruption.seconds is None else interruption.seconds)
     partial.replace(whole)
-    _state_file(partial).unlink(missing_ok=True)
 
 
 def _continue(session: requests.Session, address: str, file: ReleaseFile, partial: Path) -> None:
@@ -304,7 +307,7 @@ def most_bytes(file: ReleaseFile) -> int:
 
 def _write(answer: requests.Response, file: ReleaseFile, partial: Path, start: int, state: _State) -> None:
     """Append an answer to the unfinished file; every piece is written before the next one is read."""
-    _check_room(partial, start, state.size)
+    check_room(partial.parent, start, state.size)
     most, count = most_bytes(file), start
     try:
         write_whole(_state_file(partial), json.dumps(asdict(state)))
@@ -327,17 +330,18 @@ def _write(answer: requests.Response, file: ReleaseFile, partial: Path, start: i
         raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            _check_room(partial, _size_of(partial), state.size)
+            check_room(partial.parent, _size_of(partial), state.size)
         what = f"{partial.parent} cannot be written ({error.strerror or error})"
         raise DownloadError(f"{what}: make room, or set CAPEVAL_CACHE to another folder") from error
 
 
-def _check_room(partial: Path, start: int, size: int | None) -> None:
-    """Refuse a file that does not fit on the disk, by how much."""
-    free = shutil.disk_usage(partial.parent).free
+def check_room(folder: Path, start: int, size: int | None) -> None:
+    """Refuse a file of which `start` bytes are there and the others do not fit on the disk, by how much."""
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
     missing = 0 if size is None else size - start - free
     if missing > 0:
-        found = f"{missing:,} bytes are missing on the disk of {partial.parent}, where {free:,} are free"
+        found = f"{missing:,} bytes are missing on the disk of {folder}, where {free:,} are free"
         fix = "make room, or set CAPEVAL_CACHE to another folder; what is there stays"
         raise DownloadError(f"{found}: {fix}")
 

@@ -28,10 +28,11 @@ from tests.weights.conftest import manifest
 PACS = "pacs-clip-vit-b-32"
 
 
-def checkpoint(case: str = "pacs-vit-tiny") -> bytes:
-    """A seeded checkpoint in the naming of its authors."""
-    path = Path(os.environ["CAPEVAL_CACHE"]).with_name(f"{case}.pth")
-    torch.save({"state_dict": manifest(case)}, path)
+def checkpoint(version: int = 0) -> bytes:
+    """A seeded checkpoint in the naming of its authors, or another version of it."""
+    path = Path(os.environ["CAPEVAL_CACHE"]).with_name(f"version{version}.pth")
+    tensors = manifest("pacs-vit-tiny")
+    torch.save({"state_dict": {**tensors, "ln_final.bias": tensors["ln_final.bias"] + version}}, path)
     return path.read_bytes()
 
 
@@ -138,14 +139,13 @@ def test_a_broken_transfer_ends_in_the_whole_file(fault: str, place: Place, cape
     place.origin.answers += RECOVERED[fault]
     ran = capeval("fetch", "pacs", "--accept")
     assert ran.status == 0, ran.err
-    assert capeval_core.load("pacs").signature()
     content = place.origin.files[place.address.partition("?")[0]]
     assert list(place.lock().values()) == [web.sha256(content).hexdigest()]
 
 
 def test_a_file_that_changes_meanwhile_is_one_version(place: Place, capeval: Capeval) -> None:
     key = place.address.partition("?")[0]
-    after = checkpoint("pacs-resnet-tiny")
+    after = checkpoint(version=1)
 
     def change(answer: Any, content: bytes) -> None:
         place.origin.files[key] = after
@@ -190,8 +190,11 @@ def test_an_address_that_does_not_give_the_file(fault: str, place: Place, capeva
     assert ran.status in (1, 2) and words in ran.err, ran.err
     assert len(ran.err) < 1_500 and "Traceback" not in ran.err
     assert place.folders == [] and not (place.cache / "capeval.lock").exists()
-    # The next time it is there.
-    place.origin.answers.clear()
+
+
+def test_what_was_refused_is_asked_for_again(place: Place, capeval: Capeval) -> None:
+    place.origin.answers.append(lambda answer, _: answer.send(200, evil()))
+    assert capeval("fetch", "pacs", "--accept").status == 2
     assert capeval("fetch", "pacs", "--accept").status == 0
 
 
@@ -283,7 +286,7 @@ def test_a_digest_other_than_the_locks(place: Place, capeval: Capeval, tmp_path:
     assert capeval("fetch", "pacs", "--accept").status == 0
     first = place.lock()
     assert capeval("fetch", "pacs", "--locked").status == 0
-    place.origin.files[place.address.partition("?")[0]] = checkpoint("pacs-resnet-tiny")
+    place.origin.files[place.address.partition("?")[0]] = checkpoint(version=1)
 
     # Elsewhere, with the same lock.
     cache = place.cache / "weights"
@@ -358,6 +361,21 @@ def test_a_kill_at_any_moment_loses_at_most_the_running_second(place: Place) -> 
     assert [held for _, held in place.origin.requests] == [None, *(f"bytes={size}-" for size in sizes)]
     assert sizes == sorted(set(sizes))
     assert capeval_core.load("pacs").signature()
+
+
+def test_a_kill_before_the_conversion_costs_no_second_download(place: Place) -> None:
+    process = started("fetch", "pacs", "--accept")
+    whole = place.cache / "weights" / PACS / ".downloads" / "clip_ViT-B-32.pth"
+    deadline = time.monotonic() + 60
+    while not whole.exists() and process.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    size = whole.stat().st_size
+    last = started("fetch", "pacs", "--accept")
+    last.join()
+    assert last.exitcode == 0
+    assert [held for _, held in place.origin.requests] == [None, f"bytes={size}-"]
 
 
 def test_two_at_once_fetch_once(place: Place) -> None:
