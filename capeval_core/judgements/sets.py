@@ -30,7 +30,7 @@ from capeval_core.judgements.protocols import (
     SystemSet,
 )
 from capeval_core.judgements.ratings import RatingOptions, numbers, read_ratings, warn_of_other_images
-from capeval_core.weights.hub import failures, reason
+from capeval_core.weights.hub import download
 
 
 class SetEntry(NamedTuple):
@@ -103,16 +103,15 @@ def folder_of(entry: SetEntry, data: str | Path) -> Path:
 
 def _downloaded(entry: SetEntry, dataset: str) -> Path:
     """The folder of a data set repository on the Hub."""
-    from huggingface_hub import snapshot_download
 
-    name, _, revision = dataset.partition("@")
-    wanted: Any = {"revision": revision or None, "allow_patterns": [*entry.files, "*.json"]}
-    caught: tuple[type[Exception], ...] = (*failures(), ValueError)  # of what is no id
-    try:
-        return Path(snapshot_download(name, repo_type="dataset", **wanted))
-    except caught as error:
-        found = f"the data set could not be loaded from the Hub ({reason(error)})"
-        raise file_error(dataset, found, "check the id, or name a folder") from None
+    def unavailable(name: str, why: str) -> Exception:
+        found = f"the data set could not be loaded from the Hub ({why})"
+        return file_error(dataset, found, "check the id, or name a folder")
+
+    patterns = [*entry.files, "*.json"]
+    return download(
+        dataset, f"data set {dataset!r}", patterns, lambda _: [], error=unavailable, kind="dataset"
+    )
 
 
 def find_visuals(folder: Path, ids: Sequence[str]) -> dict[str, Path]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator
@@ -251,6 +253,31 @@ def test_terms_are_accepted_or_nothing_is_fetched(
 ) -> None:
     ran = capeval("fetch", "pacs")
     assert ran.status == 2 and "--accept" in ran.err and place.origin.requests == []
+
+
+@pytest.mark.parametrize("answer", ["y", "n", ""])
+def test_a_terminal_is_asked_once(answer: str, place: Place) -> None:
+    leader, follower = os.openpty()
+
+    def run() -> None:
+        for number in (0, 2):
+            os.dup2(follower, number)
+        sys.stdin, sys.stderr = os.fdopen(0), os.fdopen(2, "w")
+        os._exit(main(["fetch", "pacs", "refpacs"]))
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    os.close(follower)
+    shown = b""
+    while b"[y/N]" not in shown:
+        shown += os.read(leader, 1024)
+    os.write(leader, f"{answer}\n".encode())
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while more := os.read(leader, 1024):
+            shown += more
+    process.join()
+    assert process.exitcode == (0 if answer == "y" else 2)
+    assert shown.count(b"[y/N]") == 1 and len(place.folders) == (answer == "y")
 
 
 def test_a_full_disk(
