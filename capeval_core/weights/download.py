@@ -63,11 +63,10 @@ class _InterruptedError(Exception):
 
 @dataclass(frozen=True)
 class Download:
-    """A whole file, and the address that it came from. kept: it lies in the cache of huggingface_hub."""
+    """A whole file, and the address that it came from."""
 
     path: Path
     address: str
-    kept: bool = False
 
 
 def download_file(
@@ -114,7 +113,7 @@ def _from_hub(parts: re.Match[str]) -> Download:
             raise DownloadError(f"{path}: the disk of the cache of huggingface_hub is full") from error
         raise _RefusedError(reason(error)) from error
     commit = file.parts[-1 - len(Path(path).parts)]
-    return Download(file, f"{HUB}{kind}{parts['repository']}/resolve/{commit}/{path}", kept=True)
+    return Download(file, f"{HUB}{kind}{parts['repository']}/resolve/{commit}/{path}")
 
 
 # other addresses
