@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 
 from capeval_core.cache import FeatureCache, shared_cache
 from capeval_core.errors import InputTypeError, Problem, at, warn, wrong_option
-from capeval_core.inputs.notes import Notes
 from capeval_core.fetching import listed_entry, open_listed
+from capeval_core.inputs.notes import Notes
 from capeval_core.inputs.samples import Samples, argument_of, check_samples, medium_of, united
 from capeval_core.kept import check_folder
 from capeval_core.options import Settings, compact, option

@@ -279,9 +279,10 @@ class RatedSet(JudgedSet):
 
         mean_scores = means(scores, None)
         mean_ratings = means(ratings, None)
-        reason = undefined(mean_scores, mean_ratings)
-        if reason:
-            return dict.fromkeys(names, Cell(math.nan, len(systems), undefined=f"of systems, {reason}"))
+        no_correlation = undefined(mean_scores, mean_ratings)
+        if no_correlation:
+            cell = Cell(math.nan, len(systems), undefined=f"of systems, {no_correlation}")
+            return dict.fromkeys(names, cell)
         cells = {}
         for name in names:
             coefficient = COEFFICIENTS[name]
