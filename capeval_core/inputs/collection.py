@@ -25,7 +25,15 @@ from capeval_core.errors import (
     warn,
 )
 from capeval_core.inputs import names
-from capeval_core.inputs.columns import FileOptions, TextFile, has_path, read_texts, refuse_unused, value_at
+from capeval_core.inputs.columns import (
+    FileOptions,
+    TextFile,
+    has_path,
+    read_texts,
+    refuse_unused,
+    split_column,
+    value_at,
+)
 from capeval_core.inputs.files import some_of
 from capeval_core.inputs.joining import Folder, Names, agreement, only_matches, parts_of
 from capeval_core.inputs.records import FILE_NAME, KEY, STANDARD_INPUT, VALUE
@@ -151,18 +159,17 @@ class _Collection:
         links = [self.link(candidates, file) for file in self.references]
         self.choose_ids(candidates, links)
         ids = self.ids_of_candidates(candidates)
-        matched: list[dict[str, str]] = []
+        matched = self.match_references(links, ids) if needs_references else []
         of_ids: dict[str, list[str]] = {}
-        for link in links if needs_references else []:
-            entries = self.match_references(link, ids)
-            matched.append(entries)
+        first: dict[str, str] = {}
+        for link, entries in zip(links, matched, strict=False):
             for image_id, entry in entries.items():
+                first.setdefault(image_id, entry)
                 of_ids.setdefault(image_id, []).extend(link.texts[entry])
         paths: Mapping[str, Path | str] = {image_id: image_id for image_id in ids if image_id is not None}
         if self.folder is not None:
             paths = self.match_images(candidates, links, ids, absent_too=absent_too)
         has_references = bool(links) and needs_references
-        first = matched[0] if matched else {}
         two_names = _two_ids(candidates.path, paths, self.problems) or _two_ids(
             candidates.path, first, self.problems
         )
@@ -301,10 +308,30 @@ class _Collection:
                 self.problems.add(_no_id(candidates, owner, candidates.id_column))
         return ids
 
-    def match_references(self, link: _Link, ids: Sequence[str | None]) -> dict[str, str]:
-        """The entry of the references that each id means; note those that have none."""
-        link.collect(self.problems)
-        meant = link.matches(ids)
+    def match_references(self, links: Sequence[_Link], ids: Sequence[str | None]) -> list[dict[str, str]]:
+        """The entry of each file of references that each id means; note ids that have none in any file."""
+        meant_of_files = []
+        for link in links:
+            link.collect(self.problems)
+            meant_of_files.append(link.matches(ids))
+        matched = []
+        for link, meant in zip(links, meant_of_files, strict=True):
+            # An annotator may have left out images that others have described.
+            gaps = [
+                one for one, entries in meant.items() if not entries and any(of[one] for of in meant_of_files)
+            ]
+            if gaps:
+                have = "has" if len(gaps) == 1 else "have"
+                count = (
+                    f"{len(gaps):,} of {len(meant):,} {self.medium}s {have} references in other files alone"
+                )
+                self.notes.append(f"{link.references.path}: {count} ({some_of(gaps)})")
+            wanted = {one: entries for one, entries in meant.items() if one not in set(gaps)}
+            matched.append(self.only_entries(link, wanted))
+        return matched
+
+    def only_entries(self, link: _Link, meant: Mapping[str, list[str]]) -> dict[str, str]:
+        """The one entry that each id means; note ids without one, and with several."""
         part = f" in split {some_of(self.options.splits)}" if self.options.splits else ""
         lacking = f"no references{part}; it has ids like {some_of([*link.texts][:3])}"
         fix = ""
@@ -346,7 +373,7 @@ class _Collection:
         for name, count in folder.other_folders(wanted, matched).items():
             ids_name = "id names" if count == 1 else "ids name"
             instead = f"and the {self.medium} in {folder.path} is taken"
-            self.notes.append(f"{candidates.path}: {count:,} {ids_name} the folder {name!r}, {instead}")
+            warn(f"{candidates.path}: {count:,} {ids_name} the folder {name!r}, {instead}")
         return dict(matched)
 
     def refuse_other_files(
@@ -478,20 +505,26 @@ class _Link:
     texts: dict[str, list[str]] = field(default_factory=dict)
     _entry_of: dict[str, list[str]] = field(default_factory=dict)
     _owner_of: dict[str, int] = field(default_factory=dict)
+    _split_of: dict[str, str] = field(default_factory=dict)
 
     def entry(self, owner: int) -> str | None:
         """What the references call the image of a record."""
         if self.column is None:
             return str(owner + 1)
-        for column in (
-            [KEY, *self.references.id_columns]
-            if KEY in self.references.records.fields
-            else self.references.id_columns
-        ):
-            name = self.references.ids(column)[owner]
-            if name is not None:
-                return name
-        return None
+        return self.references.ids(self.entry_column)[owner]
+
+    @cached_property
+    def entry_column(self) -> str:
+        """The best column that names the same images as the one by which files are joined."""
+        assert self.column is not None
+        joined = self.references.ids(self.column)
+        for column in self.references.id_columns:
+            pairs = {
+                pair for pair in zip(joined, self.references.ids(column), strict=True) if None not in pair
+            }
+            if len(pairs) == len({name for name, _ in pairs}) == len({name for _, name in pairs}) > 0:
+                return column
+        return self.column
 
     def collect(self, problems: Problems) -> None:
         """Put together the references of each image; a list that each of its records repeats counts once."""
@@ -525,11 +558,24 @@ class _Link:
                     continue
             elif owner in self.references.lists:
                 lists[entry] = texts
+            self.check_split(entry, owner)
             self.texts.setdefault(entry, []).extend(texts)
             if name is not None:
                 self._owner_of.setdefault(name, owner)
             if name is not None and entry not in self._entry_of.setdefault(name, []):
                 self._entry_of[name].append(entry)
+
+    def check_split(self, entry: str, owner: int) -> None:
+        """Refuse an id that lies in several parts of the file: which image is meant depends on the part."""
+        file = self.references
+        column = split_column(file.records)
+        if column is None or len(file.splits) < 2 or file.options.splits:
+            return
+        split = str(file.records.rows[owner].get(column))
+        first = self._split_of.setdefault(entry, split)
+        if first != split:
+            problem = f"has the id {entry!r} in the splits {first!r} and {split!r}"
+            raise file_error(file.path, problem, setting("split", split, "choose with "))
 
     def matches(self, ids: Sequence[str | None]) -> dict[str, list[str]]:
         """The entries that the id of each record of the candidates can mean."""
@@ -688,9 +734,18 @@ def best_column(
         entries = {owner: find(value) for owner in owners if (value := values[owner]) is not None}
         found[column] = {owner: matches for owner, matches in entries.items() if matches}
     best = max(columns, key=lambda column: len(found[column]))
+    # File names say which image is meant even where some files are missing; numbers of rows do not.
+    named = [column for column in columns if found[column] and file.names_files(column)]
+    if named and not file.names_files(best):
+        best = max(named, key=lambda column: len(found[column]))
+    unknown = {}
+    for column in file.unknown_ids:
+        entries = {owner: find(value) for owner in owners if (value := file.ids(column)[owner]) is not None}
+        if entries and all(entries.values()) and len(entries) == len(owners):
+            unknown[column] = entries
     if not found[best]:
-        return None
-    for column, matches in found.items():
+        return next(iter(unknown), None)
+    for column, matches in {**found, **unknown}.items():
         if column == best or 2 * len(matches) < len(found[best]):
             continue
         differing = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -38,7 +38,12 @@ _LONGEST_ID = 1_000
 _MISSING = {"nan", "NaN", "None", "null", "NULL", "<NA>"}
 """What `str`, pandas and databases write for a missing value."""
 _OPTION = {"caption": "caption_column", "references": "reference_column"}  # by role
+_CHOSEN_COLUMNS = ("id_column", "caption_column", "reference_column", "rating_column", "system_column")
 _LISTS = ("references", "captions")
+_SEPARATORS = ("|||", "<sep>", "[SEP]", "###")
+"""What people write between several texts in one cell."""
+_WEAK_LEVEL = 2  # the list of names from which on a column may be anybody's text
+_TRUE = ("true", "t", "yes", "y", "1", "1.0")
 _ANSWERS = tuple(names.listed("answer"))
 _SPEAKERS = frozenset(names.listed("answer", "speakers"))
 
@@ -110,15 +115,36 @@ class TextFile:
             return [self.options.id_column]
         return known_ids(self.records, self.columns) + self._like_files()
 
+    def names_files(self, column: str) -> bool:
+        """Whether most values of a column look like names of files."""
+        values = [value_at(row, column) for row in islice(self.records.rows, _LOOKED_AT)]
+        values = [value for value in values if value is not None]
+        return 2 * sum(map(_names_file, values)) > len(values)
+
+    @property
+    def _unknown(self) -> list[str]:
+        """Columns whose names say nothing."""
+        fields = [
+            name for name in self.records.fields if name not in self.columns and name not in (KEY, VALUE)
+        ]
+        return [name for name in fields if not names.is_name(name, "id")]
+
     def _like_files(self) -> list[str]:
         """Columns of unknown names that hold names of files."""
+        return [name for name in self._unknown if self.names_files(name)]
+
+    @cached_property
+    def unknown_ids(self) -> list[str]:
+        """Columns of unknown names with another short text in each record, as ids are."""
+        if self.options.id_column is not None:
+            return []
         columns = []
-        for name in self.records.fields:
-            if name in self.columns or name in (KEY, VALUE) or names.is_name(name, "id"):
-                continue
-            values = [row[name] for row in islice(self.records.rows, _LOOKED_AT) if row.get(name) is not None]
-            named = [value for value in values if _names_file(value)]
-            if named and len(named) * 2 > len(values):
+        for name in self._unknown:
+            values = [row.get(name) for row in self.records.rows]
+            texts = {
+                value for value in values if isinstance(value, str) and not re.search(r"\s", value.strip())
+            }
+            if len(texts) == len(values) and not self.names_files(name):
                 columns.append(name)
         return columns
 
@@ -247,24 +273,48 @@ def text_groups(records: Records, role: str, options: FileOptions, *, several: b
         return [[VALUE]]
     fields = [name for name in records.fields if name != KEY]
     caption_column = options.caption_column
-    for level in names.levels(role):
+    for place, level in enumerate(names.levels(role)):
         groups: dict[str, list[str]] = {}
         for name in fields:
             if role == "references" and name == caption_column and caption_column is not None:
                 continue  # the user says that it is the candidate
             base = names.plain(names.base_of(name))
             if names.plain(name) in level:
-                groups.setdefault(names.plain(name) if not several else base, []).append(name)
+                groups.setdefault(name, []).append(name)
             elif base in level:
-                groups.setdefault(base if several else name, []).append(name)
-        for group in groups.values():
-            group.sort(key=names.number_of)
+                groups.setdefault(f"{base} by number" if several else name, []).append(name)
         if groups:
+            _unite_numbered(groups)
+            # A title or a description may be anybody's: next to another text it is not taken for the caption.
+            if role == "caption" and place >= _WEAK_LEVEL and _other_sentences(records, groups):
+                raise no_text(records, role, options)
             check_agreement(records, role, list(groups.values()))
             return list(groups.values())
     if role == "references" and caption_column is not None and has_path(records, caption_column):
         return [[caption_column]]  # one name for both files, where the references have no other texts
     raise no_text(records, role, options)
+
+
+def _unite_numbered(groups: dict[str, list[str]]) -> None:
+    """Sort numbered columns; one without a number is the first of those that begin with 2."""
+    for key in [key for key in groups if key.endswith(" by number")]:
+        group = sorted(groups[key], key=names.number_of)
+        base = key.removesuffix(" by number")
+        if names.number_of(group[0]) > 1:
+            for name in [name for name in groups if names.plain(name) == base]:
+                group = [*groups.pop(name), *group]
+        groups[key] = group
+
+
+def _other_sentences(records: Records, groups: Mapping[str, Sequence[str]]) -> list[str]:
+    """Columns of sentences whose names say nothing, next to those of the groups."""
+    taken = {name for group in groups.values() for name in group}
+    asked = {names.plain(name) for name in names.listed("answer", "questions")}
+    others = [name for name in records.fields if name not in taken and names.plain(name) not in asked]
+    others = [
+        name for name in others if not names.is_name(name, "references") and not names.is_name(name, "id")
+    ]
+    return [name for name in others if _holds_sentences(records, name)]
 
 
 def chosen_columns(records: Records, chosen: str) -> list[str]:
@@ -286,7 +336,7 @@ def check_agreement(records: Records, role: str, groups: Sequence[Sequence[str]]
         for group in groups:
             texts = [text for name in group for text in _comparable(row.get(name))]
             if texts:
-                values[group[0]] = texts
+                values[",".join(group)] = texts
         differing = [name for name, texts in values.items() if texts != next(iter(values.values()))]
         if differing:
             first = next(iter(values))
@@ -350,14 +400,20 @@ def flat_texts(value: Any) -> list[str]:
         if _is_conversation(value):
             return flat_texts(_last_answer(value))
         if _are_parts(value):
-            return ["".join(str(part.get("text", "")) for part in value)]
+            return [_text_of_parts(value)]
         if value and all(_are_words(inner) for inner in value):
             return [" ".join(inner) for inner in value]
         return [text for inner in value for text in flat_texts(inner)]
     if isinstance(value, dict):
         for name in _ANSWERS:
-            if value.get(name) is not None:
-                return flat_texts(value[name])
+            inner = value.get(name)
+            if inner is None:
+                continue
+            if name == "parts" and isinstance(inner, list):
+                return [_text_of_parts(inner)]
+            if name in ("tokens", "words") and _are_words(inner):
+                return [" ".join(inner)]
+            return flat_texts(inner)
     raise ValueError(described(value, none="null"))
 
 
@@ -377,6 +433,22 @@ def _last_answer(turns: list[dict[str, Any]]) -> Any:
 def _are_parts(value: list[Any]) -> bool:
     """Whether a list holds the parts of one message, `{"type": "text", "text": ...}`."""
     return bool(value) and all(isinstance(part, dict) and "type" in part for part in value)
+
+
+def _text_of_parts(parts: list[Any]) -> str:
+    """The text of a message in parts, without its thoughts; ValueError where no part holds a text."""
+    texts = []
+    for part in parts:
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, dict) and not part.get("thought") and part.get("type") != "reasoning":
+            for name in ("text", "content"):
+                if part.get(name) is not None:
+                    texts += flat_texts(part[name])
+                    break
+    if not texts:
+        raise ValueError("a message without a text")
+    return "".join(texts)
 
 
 def _are_words(value: Any) -> bool:
@@ -478,7 +550,7 @@ def select_records(
         problems.add(file_error(records.path, f"holds the splits {counted(counts)}", fix))
         indices = []
     for mark in [name for name in records.fields if role == "references" and names.is_name(name, "left_out")]:
-        marked = [i for i in indices if str(records.rows[i].get(mark)).lower() in ("true", "1")]
+        marked = [i for i in indices if str(records.rows[i].get(mark)).strip().lower() in _TRUE]
         if marked:
             notes.append(f"{len(marked):,} references with {mark} are left out")
             leaving = set(marked)
@@ -546,6 +618,22 @@ def _read_groups(file: TextFile, groups: Sequence[Sequence[str]], problems: Prob
             file.lists.add(index)
         file.texts.extend(texts)
         file.owners.extend([index] * len(texts))
+    _tell_of_joined(file)
+
+
+def _tell_of_joined(file: TextFile) -> None:
+    """Refuse cells that hold several texts with marks between them; note references of several lines."""
+    if file.role != "references":
+        return
+    for separator in _SEPARATORS:
+        cells = [text for text in file.texts if separator in text.strip()]
+        if 2 * len(cells) > len(file.texts):
+            problem = f"has {separator!r} within {len(cells):,} of {len(file.texts):,} references"
+            raise file_error(file.path, problem, 'write several references as a list, ["...", "..."]')
+    several_lines = sum("\n" in text.strip() for text in file.texts)
+    if several_lines:
+        have = "reference has" if several_lines == 1 else "references have"
+        file.notes.append(f"{several_lines:,} {have} several lines, and count as one text each")
 
 
 def _texts_of_record(
@@ -658,8 +746,8 @@ def refuse_unused(options: FileOptions, read: Sequence[TextFile], problems: Prob
     paths = " or ".join(str(file.path) for file in read)
     columns = dict.fromkeys(name for file in read for name in file.records.fields if name not in (KEY, VALUE))
     has_columns = f"the columns are {some_of(columns)}" if columns else "captions there have no columns"
-    for name in [name for name in options.describe() if name.endswith("_column")]:
-        value = getattr(options, name)
+    for name in _CHOSEN_COLUMNS:
+        value = getattr(options, name, None)
         if value is None or any(chosen_columns(file.records, value) for file in read):
             continue
         found = f"is not a column of {paths}{did_you_mean(value, columns)}"

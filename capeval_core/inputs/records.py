@@ -301,6 +301,13 @@ class _Reader:
                 return self.segmented(records)
         if isinstance(content, dict) and len(content) == 0:
             raise self.error("holds no captions")
+        if isinstance(content, dict) and all(isinstance(value, dict) for value in content.values()):
+            first: dict[str, Any] = next(iter(content.values()))
+            if len(content) <= len(first) and all(map(_is_text, first.values())):
+                fix = "write one of them into a file of its own"
+                raise self.error(f"holds records under {some_of(content)}", fix)
+            # Which of their values is the text shows when columns are chosen.
+            return Records(self.path, "objects by image id", list(map(_keyed, content, content.values())))
         fix = "expected {image id: caption or captions}, or a list of objects with an id and a caption each"
         raise self.error(f"unknown form, found {described(content, none='null')}", fix)
 
@@ -325,7 +332,7 @@ class _Reader:
 
     def segmented(self, records: Records) -> Records:
         """The same records, where a video has captions with time stamps one of each segment."""
-        if not any("timestamps" in row or "timestamp" in row for row in records.rows[:_LOOKED_AT]):
+        if not any(_is_segmented(row) for row in records.rows[:_LOOKED_AT]):
             return records
         rows = list(chain.from_iterable(map(_segments, records.rows)))
         note = "captions have time stamps: each segment is an id, joined where times are equal (no tIoU)"
@@ -388,6 +395,8 @@ class _Reader:
         else:
             self.check_names(header)
         for number, cells in lines:
+            if not any(cell.strip() for cell in cells):
+                continue  # as pandas writes a row of missing values
             rows.append(dict(zip(header, cells, strict=True)))
             numbers.append(number)
         return Records(
@@ -427,8 +436,10 @@ class _Reader:
             raise self.header_error(
                 re.split(r"[\t,;|]" if "," not in first or "\t" not in first else "\t", first)
             )
-        rows = [{VALUE: line.strip()} for _, line in lines]
-        return Records(self.path, "plain lines", rows, "line", [number for number, _ in lines], has_ids=False)
+        # An empty line within them is an empty text: without it the next ones would move up.
+        plain_lines = text.rstrip().split("\n")
+        rows = [{VALUE: line.strip()} for line in plain_lines]
+        return Records(self.path, "plain lines", rows, "line", range(1, len(rows) + 1), has_ids=False)
 
     def is_header_or_ids(self, cells: Sequence[str]) -> bool:
         """Whether the first cells of all lines look like a column of names, with or without its header."""
@@ -450,13 +461,9 @@ class _Reader:
     def read_folder(self) -> Records:
         """A folder of text files, each the caption of the image of its name, or a saved dataset."""
         listed = sorted(path for path in self.path.iterdir() if not path.name.startswith("."))
-        tables = [path for path in listed if path.suffix in (".arrow", ".parquet")]
+        tables = _tables_of(self.path)
         if tables:
-            parts = [
-                _Reader(path, self.role, self.problems, self.expected, self.wide).read() for path in tables
-            ]
-            rows = [row for part in parts for row in part.rows]
-            return Records(self.path, f"{parts[0].form} ({len(parts)} files)", rows, "row", range(len(rows)))
+            return self.read_tables(tables)
         texts = [path for path in listed if path.suffix.lower() in _CAPTION_FILES]
         by_stem: dict[str, list[Path]] = {}
         for path in texts:
@@ -473,6 +480,16 @@ class _Reader:
             raise self.error("is a folder without captions", fix)
         return Records(self.path, "a text file for each image", rows)
 
+    def read_tables(self, tables: Mapping[Path, str | None]) -> Records:
+        """The rows of several files of a dataset, with the split that the name of a file or folder states."""
+        rows: list[Record] = []
+        form = ""
+        for path, split in tables.items():
+            part = _Reader(path, self.role, self.problems, self.expected, self.wide).read()
+            form = part.form
+            rows += part.rows if split is None else [{"split": split, **row} for row in part.rows]
+        return Records(self.path, f"{form} ({len(tables)} files)", rows, "row", range(len(rows)))
+
     # what no reader takes
 
     def refuse(self, data: bytes, name: str, depth: int) -> Records:
@@ -487,6 +504,19 @@ def _limited(file: Any, name: Path) -> bytes:
     if len(data) > LIMITS.file_bytes:
         raise file_error(name, f"is longer than {LIMITS.file_bytes >> 30} GiB", "give it in parts")
     return data
+
+
+def _tables_of(folder: Path) -> dict[Path, str | None]:
+    """The Arrow and Parquet files of a dataset's folder and of its folders of splits, with their splits."""
+    tables: dict[Path, str | None] = {}
+    for path in sorted(folder.iterdir()):
+        split = re.split(r"[-.]", path.name)[0]
+        if path.is_dir() and names.is_split(path.name):
+            tables.update(dict.fromkeys(_tables_of(path), path.name))
+        # `datasets` keeps results of `map` next to the data.
+        elif path.suffix in (".arrow", ".parquet") and not path.name.startswith("cache-"):
+            tables[path] = split if names.is_split(split) else None
+    return tables
 
 
 def _is_content(member: zipfile.ZipInfo) -> bool:
@@ -749,6 +779,13 @@ def _container(reader: _Reader, content: Any, depth: int) -> Records | None:
             raise reader.error(f"holds records under {' and '.join(map(repr, inside))}", fix)
         inside = of_role
     key, value = next(iter(inside.items()))
+    siblings = [
+        name for name, other in content.items() if name != key and isinstance(other, (list, dict)) and other
+    ]
+    other_role = "references" if reader.role == "caption" else "caption"
+    if siblings and names.is_name(key, other_role) and not names.is_name(key, reader.role):
+        fix = "write the one to read into a file of its own"
+        raise reader.error(f"holds {key!r} and {some_of(siblings)}, and it is unclear which is meant", fix)
     opened = reader.records_of(value, depth + 1)
     opened.form = f"{opened.form} under {key!r}"
     if len(content) > 1 and "split" not in opened.fields and isinstance(content.get("split"), str):
@@ -851,6 +888,29 @@ def _are_objects(value: Any) -> TypeGuard[list[Record]]:
     return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
 
 
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, list) and all(isinstance(text, str) for text in value)
+    )
+
+
+def _is_span(value: Any) -> bool:
+    """Whether a value is the begin and the end of a segment, in seconds."""
+    return (
+        isinstance(value, list) and len(value) == 2 and all(isinstance(time, (int, float)) for time in value)
+    )
+
+
+def _is_segmented(row: Record) -> bool:
+    """Whether a record has captions with time stamps."""
+    if isinstance(row.get("timestamps"), list) and isinstance(row.get("sentences"), list):
+        return all(map(_is_span, row["timestamps"]))
+    captions = row.get(VALUE)
+    if _are_objects(captions):
+        return all(_is_span(caption.get("timestamp")) for caption in captions)
+    return _is_span(row.get("timestamp"))
+
+
 def _segments(row: Record) -> list[Record]:
     """A record for each caption with a time stamp: `sentences` with `timestamps`, or one `sentence`."""
     key = row.get(KEY)
@@ -863,7 +923,7 @@ def _segments(row: Record) -> list[Record]:
             for span, sentence in zip(spans, sentences, strict=True)
         ]
     captions = row.get(VALUE)
-    if "timestamp" in row:
+    if _is_span(row.get("timestamp")):
         return [{**row, KEY: f"{key} {_span(row['timestamp'])}"}]
     if _are_objects(captions):
         return [{**caption, KEY: f"{key} {_span(caption.get('timestamp'))}"} for caption in captions]

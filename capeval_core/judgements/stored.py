@@ -47,6 +47,7 @@ FORMS = (
     "two columns, or NAME__a and NAME__b; NAME__refs4 is of the scoring with 4 references"
 )
 _UNKNOWN = "ratings of an unknown image id"
+_SEVERAL = "ratings without a caption of an image with several scores"
 
 
 class _File(NamedTuple):
@@ -293,7 +294,8 @@ def join_ratings(
             listed = some_of(str(image_id) for image_id in ids)
             problem += f" ({listed}; scores are of {some_of(file.ids)})"
         reasons = ", ".join(f"{number:,} {reason}" for reason, number in dropped.items())
-        raise file_error(ratings, problem, f"left out are {reasons}")
+        fix = "; add a column caption, or system" if _SEVERAL in dropped else ""
+        raise file_error(ratings, problem, f"left out are {reasons}{fix}")
     dropped["scores without a rating"] = count - len(set(item))
     images = file.ids or [str(index) for index in range(count)]
     items = Items([caption or "" for caption in file.captions or [""] * count], images)
@@ -393,8 +395,7 @@ class _Captions:
                 return "ratings of a system that has no score of the image"
         caption = table.captions[index]
         if caption is None or self.file.captions is None:
-            several = "ratings without a caption of an image with several scores"
-            return several if len(places) > 1 else places[0]
+            return _SEVERAL if len(places) > 1 else places[0]
         words = caption.split()
         places = [place for place in places if str(self.file.captions[place]).split() == words]
         if not places:
