@@ -632,7 +632,7 @@ def resized(
     """
     if image.size == size:  # as Pillow does: premultiplying and back would move pixels
         return image if box is None else image.crop(box)
-    if image.mode in _PREMULTIPLIED:  # as Pillow does, but for both passes at once
+    if image.mode in _PREMULTIPLIED and method != Image.Resampling.NEAREST:  # as Pillow, but for both passes
         blended = image.convert(_PREMULTIPLIED[image.mode])
         return resized(blended, size, method, box).convert(image.mode)
     wide = image if image.width == size[0] else image.resize((size[0], image.height), method)

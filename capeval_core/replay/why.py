@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from itertools import combinations, groupby
+from itertools import combinations, groupby, product
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from capeval_core.registry import load
 from capeval_core.replay.variants import COST_OF_WEIGHTS, ENCODED, KNOWN, NUMBER, SWITCHES, Case, Switch
 
 _PROBE, _SHOWN = 4, 10  # captions on which a variant is tried first; variants in the table
-_UNITS, _CHANCE = 500, 0.01  # how near other numbers are counted, and when one that agrees is no accident
+_UNITS, _OTHERS = 500, 1  # how near other numbers are counted, and how many leave no doubt of one
 _DISTINCT = 5  # so many different scores do not agree by accident
 _NEAR = 0.05  # units, a difference that says nothing
 _COARSE = ("float16", "bfloat16")
@@ -167,9 +167,29 @@ class Search:
                 if self._is_found(theirs, tried):
                     break  # another variant that makes the same scores would do so by accident
             bar.close()
-            if any(one["agree"] == 1 for one in tried):
+            if self._is_explained(theirs, tried):
                 break
-        return self._explanation(theirs, number, tried, untried)
+        extended = self._extended(theirs, tried, most) if theirs.of_set else []
+        return self._explanation(theirs, number, tried + extended, untried)
+
+    def _extended(self, theirs: _Theirs, tried: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+        """Pairs that make a mean as well as a single switch does: a second one may move it by less than its
+        digits show. Of networks those that take no further encoding."""
+        singles = [one["made"][0] for one in tried if one["agree"] == 1 and len(one["made"]) == 1]
+        extended = []
+        for first, second in product(singles if most > 1 else [], self.switches):
+            is_free = self.network is None or second.cost == 0
+            if first.group == second.group or second.dtype is not None or not is_free:
+                continue
+            variant = tuple(switch for switch in self.switches if switch in (first, second))
+            try:
+                with np.errstate(all="ignore"):
+                    beside = self._beside(variant, theirs)
+            except (ValueError, TypeError, OSError, ImportError):
+                continue
+            if beside["agree"] == 1:
+                extended.append({"variant": _name(variant), "made": variant, "level": 1, **beside})
+        return extended
 
     def _choose_probe(self, theirs: _Theirs) -> None:
         """A few captions with scores other than 0, if networks run and there are many captions."""
@@ -186,6 +206,12 @@ class Search:
     @staticmethod
     def _is_found(theirs: _Theirs, tried: list[dict[str, Any]]) -> bool:
         return not theirs.of_set and theirs.varied and any(one["agree"] == 1 for one in tried)
+
+    @staticmethod
+    def _is_explained(theirs: _Theirs, tried: list[dict[str, Any]]) -> bool:
+        """Whether a variant makes the numbers; for a mean, one of fewer switches than pairs have."""
+        agreeing = [one for one in tried if one["agree"] == 1]
+        return any(len(one["made"]) <= 1 for one in agreeing) if theirs.of_set else bool(agreeing)
 
     def _levels(self, theirs: _Theirs, most: int, untried: Mapping[str, str]) -> Iterator[list[Variant]]:
         """Nothing and single switches, and what tools do; then pairs of those that could be tried."""
@@ -276,7 +302,7 @@ class Search:
         """Whether the only variants that make the numbers do so by no accident."""
         if theirs.of_set:
             near = [round(one["number"], 9) for one in tried if one["units"] <= _UNITS]
-            return dtype is None and len(set(near)) < _UNITS * _CHANCE
+            return dtype is None and len(set(near)) <= 1 + _OTHERS
         if dtype is None:
             return theirs.varied
         # bfloat16 is so coarse that changes which nobody knows pass for it. Of float16 scores hardly one is
