@@ -24,6 +24,7 @@ from capeval_core.registry import JAVA_METRICS, every_class, media_of, metric_cl
 from capeval_core.replay.bundle import bundle_of
 from capeval_core.reports.tables import Cell, System, Systems
 from capeval_core.rows import Task, encode_tasks
+from capeval_core.scores.java import check_java
 
 _Metrics = Sequence[type[CaptionMetric]]
 _Options = Sequence[CommonOptions]
@@ -145,6 +146,7 @@ def _about(metrics: _Metrics) -> type[CaptionMetric]:
 def _options(metrics: _Metrics, flags: Namespace) -> list[Any]:
     evidence = {"evidence": True} if flags.explain is not None or flags.bundle is not None else {}
     names, options, problems = [metric.name for metric in metrics], [], Problems()
+    check_java([metric.title for metric in metrics if metric.name in JAVA_METRICS])
     for metric in metrics:
         with noting(problems):
             keywords = common.chosen(flags, metric.Options) | evidence

@@ -100,7 +100,7 @@ class JavaMetric(NgramMetric):
     Options: ClassVar[type[CommonOptions]] = JavaOptions
 
     def open_models(self) -> dict[str, Model]:
-        return {**super().open_models(), "program": Model(self.program, self.program)}
+        return {**super().open_models(), "java": Model(self.program, self.program)}
 
 
 @facts("meteor")
@@ -179,5 +179,7 @@ def check_java(titles: Sequence[str]) -> None:
     elif "SPICE" in titles and not (spice / "lib" / "stanford-corenlp-3.6.0-models.jar").is_file():
         run = "from get_stanford_models import get_stanford_models as get; get()"
         missing = f"Stanford CoreNLP 3.6.0 (about 400 MB): run `python -c '{run}'` in {spice}"
+        alone = "; METEOR needs Java alone, so leave SPICE out or fetch this first"
+        raise ValueError(f"SPICE, a program in Java, needs {missing}{alone if 'METEOR' in titles else ''}")
     if titles and missing:
         raise ValueError(f"{' and '.join(titles)} {'need' if len(titles) > 1 else 'needs'} {missing}")

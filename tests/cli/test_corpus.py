@@ -248,7 +248,7 @@ def test_meteor_is_that_of_its_program(capeval: Capeval, files: Path) -> None:
 def test_without_java_the_message_says_what_is_needed(
     metric: str, capeval: Capeval, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(files))
+    monkeypatch.setenv("PATH", str(files))  # where no program is
     found = capeval("score", f"bleu,{metric}", *arguments(files))
     assert found.status == 2 and metric.upper() in found.err
     assert "Java" in found.err or "pycocoevalcap" in found.err
