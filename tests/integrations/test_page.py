@@ -115,7 +115,7 @@ def test_a_space_starts_and_goes_on_without_its_weights(
         press_score(page)
         page.locator("#result .problem").wait_for()
         text = page.locator("#result").inner_text()
-        assert "capeval convert pacs clip_ViT-B-32.pth" in text
+        assert "capeval fetch pacs-clip-vit-b-32" in text
         assert "Traceback" not in text
         page.locator("#go-on").click()
         page.locator("#result .score data").wait_for()
