@@ -35,6 +35,11 @@ def own(tmp_path: Path) -> Path:
     return folder
 
 
+def _besides_notes(err: str) -> str:
+    """What is on stderr but for notes on how files were read."""
+    return "\n".join(line for line in err.splitlines() if not line.startswith("capeval: note: "))
+
+
 def cells_of(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
@@ -44,7 +49,7 @@ def test_a_set_is_judged_and_every_file_is_written(capeval: Capeval, own: Path, 
     out = tmp_path / "out"
     run = ["judge", "own", "--data", own, "--images", own / "images", "--weights", "tiny", "--out", out]
     ran = capeval(*run, "--metrics", "pacs,rougel", "--resamples", 50)
-    assert (ran.status, ran.err) == (0, "")
+    assert ran.status == 0 and _besides_notes(ran.err) == ""
     cells = cells_of(out / "own.csv")
     columns = [(metric, column) for metric in ("PAC-S", "ROUGE-L") for column in ("tau_b", "tau_c")]
     assert [(cell["metric"], cell["column"]) for cell in cells] == columns
@@ -81,7 +86,7 @@ def test_empty_texts_are_refused_before_any_metric_is_opened(capeval: Capeval, o
     ran = capeval(
         *run[:6], "--metrics", "rougel,ciderd", *(f"--set={m}.empty=score" for m in ("rougel", "ciderd"))
     )
-    assert (ran.status, ran.err) == (0, "")
+    assert ran.status == 0 and _besides_notes(ran.err) == ""
 
 
 def test_what_cannot_be_written_is_refused_before_anything_is_scored(capeval: Capeval, own: Path) -> None:
