@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from capeval_core.errors import FileError, described, did_you_mean, file_error, wrong_option
+from capeval_core.inputs import names
 from capeval_core.inputs.images import BYTES, LONGEST_FILE, URL
 from capeval_core.integrations.shards.places import Place, reason_of
 from capeval_core.limits import LIMITS
@@ -29,19 +30,16 @@ _ERROR = "__error__"
 _JSON = "json"
 """The member of a tar whose fields are columns, too."""
 NAMES: dict[str, Sequence[Sequence[str]]] = {
-    "uid": [[_KEY, "uid", "key", "id", "sample_id", "image_id"]],
+    "uid": [names.listed("shards", "uid")],
     "caption": [
-        ["txt", "caption", "captions", "text", "prediction", "predictions", "pred", "predicted_caption",
-         "pred_caption", "generated_caption", "generated_text", "response", "output", "output_text",
-         "model_output", "hypothesis", "candidate", "answer", "completion"],
-        ["description", "title", "alt_text", "alt"],
+        [*names.listed("shards", "caption"), *names.written_levels("caption")[0]],
+        names.written_levels("caption")[2],
     ],
-    "image": [["image", "images", "jpg", "jpeg", "png", "webp", "img", "image_bytes", "bytes", "image_path",
-               "path", "file_name", "file_path", "bmp", "gif", "tif", "tiff"]],
-    "video": [["video", "videos", "mp4", "webm", "mkv", "mov", "avi", "video_bytes", "video_path", "path",
-               "file_name", "file_path", "gif"]],
-    "references": [["references", "refs", "reference"]],
-}  # fmt: skip
+    "image": [names.listed("shards", "image")],
+    "video": [names.listed("shards", "video")],
+    # A caption would be compared with itself: only names that mean nothing else count.
+    "references": [names.written_levels("references")[0]],
+}
 """Names of columns by what they hold, best first; those of a later list count where none of the first is."""
 _TEXTS = ("caption", "references")
 _FIX = 'name it: columns={"caption": "...", "image": "..."} (capeval: --columns caption=...,image=...)'
@@ -56,8 +54,8 @@ _BATCH = 64  # rows of Parquet that are decoded together: some have megabytes ea
 def columns_named(present: Iterable[str], role: str) -> list[str]:
     """The columns that may hold a role by their names, best first, in any case, with any blanks and marks."""
     columns = list(present)
-    for names in NAMES[role]:
-        ranked = [column for name in names for column in columns if _plain(column) == _plain(name)]
+    for level in NAMES[role]:
+        ranked = [column for name in level for column in columns if _plain(column) == _plain(name)]
         if ranked:
             return ranked
     return []
@@ -66,7 +64,7 @@ def columns_named(present: Iterable[str], role: str) -> list[str]:
 @cache
 def _plain(name: str) -> str:
     """`imagepath` of `Image Path` and `image_path`; the reserved field stays."""
-    return name if name == _KEY else re.sub(r"[\W_]", "", name).lower()
+    return name if name == _KEY else names.plain(name)
 
 
 def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
@@ -96,21 +94,21 @@ def column_problems(
 ) -> list[str]:
     """What is wrong with columns that are missing, and with those that may hold the same text."""
     problems = []
-    for role, names in columns.items():
-        if not names and role in column_of:
+    for role, present_names in columns.items():
+        if not present_names and role in column_of:
             close = did_you_mean(column_of[role], present)
             problems.append(f"no column {column_of[role]!r} for {role}{close}")
-        elif not names and role != "uid":
-            known = ", ".join(NAMES[role][0])
+        elif not present_names and role != "uid":
+            known = ", ".join([*NAMES[role][0][:10], "..."])
             problems.append(f"no column for {role} (known names: {known})")
-        elif len(names) > 1 and role in _TEXTS:
-            problems.append(several_columns(role, names))
+        elif len(present_names) > 1 and role in _TEXTS:
+            problems.append(several_columns(role, present_names))
     return problems
 
 
-def several_columns(role: str, names: Iterable[str]) -> str:
+def several_columns(role: str, present_names: Iterable[str]) -> str:
     """The problem of columns that may hold one role, and differ."""
-    return f"several columns for {role} ({' and '.join(map(repr, names))})"
+    return f"several columns for {role} ({' and '.join(map(repr, present_names))})"
 
 
 # shards
@@ -231,13 +229,13 @@ class Shard:
     def _differing(self, record: Record) -> list[str]:
         """Columns of a record that may hold the same text or picture, and do not."""
         problems = []
-        for role, names in self.find(*record).items():
+        for role, columns in self.find(*record).items():
             if role == "uid":
                 continue
-            values = [_comparable(role, record[name]) for name in names]
+            values = [_comparable(role, record[name]) for name in columns]
             values = [value for value in values if value is not None]
             if any(value != values[0] for value in values):
-                problems.append(several_columns(role, names))
+                problems.append(several_columns(role, columns))
         return problems
 
     def _records(self) -> Iterator[Record]:
