@@ -376,6 +376,9 @@ class _Reader:
                 return delimiter
             if len(columns) > 1 and self.has_text(dict.fromkeys(columns)) and not _has_sentence(columns):
                 return delimiter
+            # Ratings in the order of scores may be the only column.
+            if self.role == "rating" and any(map(names.is_rating, columns)):
+                return delimiter
         columns = [name.strip().strip('"') for name in re.split(r"[,\t|;]", header)]
         may_be_header = self.wide or any(names.is_name(name, "id") for name in columns)
         if may_be_header and len(columns) > 1:

@@ -132,6 +132,13 @@ def test_ratings_of_several_captions_need_scores_that_name_theirs(
         assert f"several {column}s of '0.jpg'" in capsys.readouterr().err
 
 
+def test_a_column_of_ratings_alone_is_in_the_order_of_scores(correlate: Correlate, tmp_path: Path) -> None:
+    pd.DataFrame({"rating": RATINGS}).to_csv(tmp_path / "h.csv", index=False)
+    cells = correlate(list(SCORES.values()), tmp_path / "h.csv")
+    expected = 100 * kendalltau(list(SCORES.values()), RATINGS).statistic
+    assert cells["s", "tau_b"] == pytest.approx(expected, abs=1e-5)
+
+
 SYSTEMS = {"one": [0.1, 0.2, 0.3], "two": [0.3, 0.5, 0.4], "three": [0.6, 0.5, 0.9], "four": [0.2, 0.3, 0.3]}
 GIVEN = {"one": [1, 2, 1], "two": [3, 2, 2], "three": [4, 5, 5], "four": [4, 1, 3]}
 
