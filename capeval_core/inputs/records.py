@@ -857,7 +857,7 @@ def _mapping(reader: _Reader, content: Any, depth: int) -> Records | None:
     """`{image id: caption}`, `{image id: [captions]}`, `{image id: {...}}`, `{image id: [{...}]}`."""
     if not isinstance(content, dict) or not content:
         return None
-    if not any(_is_entry(reader, value) for value in content.values()):
+    if not any(isinstance(value, list) or _is_entry(reader, value) for value in content.values()):
         return None
     if any(isinstance(value, dict) for value in content.values()):
         # Objects that have no text beside others that have: metadata next to the records.

@@ -56,9 +56,14 @@ def _scored(metric: str, options: Mapping[str, Any], folder: Path, kept: Path) -
         **_of_result(result),
         "interval": attempt(result.interval),
         "interval(0.5)": attempt(lambda: result.interval(0.5)),
-        "compare": attempt(lambda: result.compare(second)),
-        "compare(0.8)": attempt(lambda: second.compare(result, 0.8)),
+        "compare": attempt(lambda: _paired(result.compare(second))),
+        "compare(0.8)": attempt(lambda: _paired(second.compare(result, 0.8))),
     }
+
+
+def _paired(comparison: Any) -> dict[str, Any]:
+    """The numbers of a paired test; the same by image has a test of its own."""
+    return {name: value for name, value in vars(comparison).items() if name != "by_image"}
 
 
 def _opened(metric: str, options: Mapping[str, Any], folder: Path, given: list[Any]) -> Any:
