@@ -456,7 +456,7 @@ class _Reader:
         what = "rating" if self.role == "rating" else "caption"
         expected = f"a header with an id and a {what}, such as image_id,{what}"
         fix = f"expected {expected}; name other columns with --id-column NAME and --{what}-column NAME"
-        problem = f"has {some_of(columns)[:300]}, and no column of {what}s is known"
+        problem = f"has {some_of(columns)[:300]}: none of these is known to hold {what}s"
         return file_error(self.path, problem, fix, "the header")
 
     # folders
