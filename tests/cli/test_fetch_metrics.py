@@ -57,7 +57,7 @@ class Network:
 
     def run(self, *lines: list[str], **environment: str) -> list[tuple[int, str, str]]:
         """Status, stdout and stderr of commands, one after another in one process."""
-        own = {"CAPEVAL_CACHE": str(self.home / "capeval"), **self.web.environment(), **environment}
+        own = {"CAPEVAL_CACHE": str(self.home / "cache"), **self.web.environment(), **environment}
         found = ask_here(RUN % [list(line) for line in lines], self.hub.address, self.home, **own)
         return [(status, out, err) for status, out, err in found]
 
