@@ -63,8 +63,6 @@ class Reward:
         """
         if _are_rows(completions) or columns.keys() & {"solution_str", "solution_strs"}:
             return self.compute_score(completions, **columns)  # type: ignore[no-any-return]
-        if completions is None:
-            raise TypeError("reward: completions are missing: pass a list of texts")
         argument = argument_of(self.metric.media)
         inputs: dict[str, Any] = {"captions": _texts(completions)}
         if self.metric.needs_references:

@@ -20,6 +20,7 @@ from typing import Any
 from tests.hostile import doors
 from tests.hostile.doors import TEXTS, RefusedError, opened
 from tests.hostile.world import World
+from tests.support.command_lines import replaced
 
 INPUTS = Path(__file__).with_name("inputs.txt")
 EXPECTED = Path(__file__).with_name("expected.tsv")
@@ -89,7 +90,7 @@ class Case:
             "file": LINE + ("--references" if self.metric.startswith("ref") else "--candidates"),
             "result": "compare {result}",
             "checkpoint": "convert {metric} --out w",
-            "flag": LINE + self.expression,
+            "flag": shlex.join(replaced(LINE.split(), shlex.split(self.expression))),
             "line": self.expression,
         }
         metric = self.metric or "pacs"
