@@ -144,7 +144,9 @@ def read_table(
     records, notes = select_records(records, splits, "caption", options, problems, one_split=False)
     problems.raise_if_any()
     columns = list(columns_of(records))
-    used = list(columns)
+    # Ratings 1 to 5 would pass for the ids of images 1 to 5, also those that the mean is written beside.
+    of_annotators = [name for name in records.fields if names.annotators_of(name) is not None]
+    used = [*columns, *(name for name in of_annotators if name not in columns)]
     read: list[str] = []
     captions: list[str | None] = [None] * len(records.rows)
     text_columns, texts = _texts(records, "caption", options, problems, used)

@@ -70,7 +70,7 @@ def test_modules_become_spaces(capeval: Capeval, hub: Hub) -> None:
         card = held["README.md"].decode()
         assert f'evaluate.load("someone/{name}"' in card and f"`pip install {SOURCE}`" in card
         weights = metric_class(name).default_weights
-        assert "metrics/" not in card and (weights is None or f"`{weights.repository}`" in card)
+        assert "metrics/" not in card and (weights is None or f"`{weights.name}`" in card)
 
 
 def test_what_is_there_already_makes_no_commit(capeval: Capeval, hub: Hub, folder: Path) -> None:
