@@ -64,8 +64,10 @@ class Case:
 
     def by(self, **options: Any) -> Case:
         """The metric has other options."""
-        case = replace(self, metric=type(self.metric)(replace(self.metric.options, **options)))
-        return case if self.rows is None else case.combined()
+        if self.rows is None:
+            return replace(self, metric=type(self.metric)(replace(self.metric.options, **options)))
+        # The rows are encoded already, so that the models may stay open.
+        return replace(self, metric=with_options(self.metric, **options)).combined()
 
     def patched(self, **attributes: Any) -> Case:
         """The metric is a copy with other attributes."""

@@ -33,7 +33,9 @@ class _Theirs:
 
     def __init__(self, given: Any, ids: Sequence[str], network: Any) -> None:
         self.of_set = isinstance(given, (str, int, float, np.number))
-        self.network = network
+        self.has_network = network is not None
+        # A search asks some thousand times, and a network has some hundred weights.
+        self.rounding = {dtype: rounding(network, dtype) for dtype in ("float32", *_COARSE)}
         listed = [given.get(one) for one in ids] if isinstance(given, Mapping) else [*np.atleast_1d(given)]
         if not self.of_set and len(listed) != len(ids):
             found = f"has {len(listed):,} scores for {len(ids):,} captions"
@@ -57,7 +59,7 @@ class _Theirs:
 
     def noise(self, dtype: str) -> float:
         """How far scores of two processors may be."""
-        noise = rounding(self.network, dtype)
+        noise = self.rounding[dtype]
         if dtype == "float32":
             # Whoever computed numbers of texts alone may have stored them in float32.
             noise = max(OF_FORMULAS * noise, 4 * UNIT["float32"])

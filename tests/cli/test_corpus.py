@@ -224,6 +224,7 @@ needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="there is n
 
 
 @needs_java
+@pytest.mark.system
 def test_meteor_is_that_of_its_program(capeval: Capeval, files: Path) -> None:
     """Per caption and of the set, by pycocoevalcap's own reading of the program."""
     program = pytest.importorskip("pycocoevalcap.meteor.meteor").Meteor()
