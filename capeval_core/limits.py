@@ -51,6 +51,11 @@ class Limits:
     page_seconds_kept: int = 3_600  # of an upload
     page_seconds_between: int = 300  # looks for old uploads
     page_waiting: int = 64  # requests
+    served_captions: int = 4_096  # of a request to the reward server
+    served_waiting: int = 16_384  # captions that wait for a batch
+    served_body_bytes: int = 256 << 20  # of a request
+    served_bodies_bytes: int = 1 << 30  # of all requests that are in work
+    served_image_bytes: int = 1 << 30  # of images that are kept by their digest
 
 
 LIMITS = Limits()

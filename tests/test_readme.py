@@ -51,6 +51,7 @@ NOT_RUN = {
     "pytest": "is what runs this",
     "capeval verify": "wants the numbers of real weights; tests/cli/test_fetch_metrics.py",
     "capeval page": "serves until it is stopped; tests/cli/test_process.py",
+    "capeval serve": "serves until it is stopped; tests/integrations/test_serving.py",
     "export": "is for the lines that follow it, which cannot run",
     "lmms-eval": "is a package of its own environment; tests/adapters runs it",
 }

@@ -1,0 +1,5 @@
+"""A reward server: scores over HTTP for trainers that run elsewhere, in JSON both ways."""
+
+from capeval_core.integrations.serving.app import Server, build
+
+__all__ = ["Server", "build"]

@@ -1,0 +1,179 @@
+"""Batches across requests: one thread owns the models and scores what has come meanwhile together.
+
+    request 1 (8 captions)  ──┐
+    request 2 (8 captions)  ──┼──> queue, bounded ──> batch of at most N captions ──> results, split again
+    request 3 (8 captions)  ──┘
+
+A batch begins when its first request has waited for `seconds`, or when enough captions are there. While it
+runs, the next one gathers, so that a busy server never waits. A score does not depend on its batch: rows of
+a metric are independent of each other, and metrics for which they are not are refused at the start.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+
+from capeval_core.errors import naming
+from capeval_core.inputs.samples import Samples
+from capeval_core.metric import CaptionMetric
+from capeval_core.result import Result
+
+
+class QueueFullError(Exception):
+    """Too many captions wait already."""
+
+
+@dataclass
+class Job:
+    """The samples of one request, by metric, and its results to come."""
+
+    samples: Mapping[str, Samples]
+    results: Future[dict[str, Result]] = field(default_factory=Future)
+    came: float = field(default_factory=time.monotonic)
+
+    @property
+    def captions(self) -> int:
+        return len(next(iter(self.samples.values())))
+
+
+@dataclass
+class Counts:
+    """What a batcher has done: batches, captions in them, and seconds that they took."""
+
+    batches: int = 0
+    captions: int = 0
+    seconds: float = 0.0
+
+
+class Batcher(threading.Thread):
+    """The thread that scores.
+
+    metrics: by name, open. batch_captions: of a batch at most, unless one request has more. seconds: that the
+    first request of a batch waits for others. waiting_captions: that may wait; more are refused.
+    """
+
+    def __init__(
+        self,
+        metrics: Mapping[str, CaptionMetric],
+        *,
+        batch_captions: int,
+        seconds: float,
+        waiting_captions: int,
+    ) -> None:
+        super().__init__(name="capeval batches", daemon=True)
+        self.counts = Counts()
+        self._metrics = metrics
+        self._batch_captions = batch_captions
+        self._seconds = seconds
+        self._waiting_captions = waiting_captions
+        self._jobs: deque[Job] = deque()
+        self._captions = 0
+        self._changed = threading.Condition()
+        self._ended = False
+
+    @property
+    def waiting(self) -> int:
+        """Captions that wait for a batch."""
+        return self._captions
+
+    def submit(self, job: Job) -> Future[dict[str, Result]]:
+        """The results of a job, once they are there. Raises QueueFullError."""
+        with self._changed:
+            if self._captions and self._captions + job.captions > self._waiting_captions:
+                raise QueueFullError
+            self._jobs.append(job)
+            self._captions += job.captions
+            self._changed.notify()
+        return job.results
+
+    def end(self) -> None:
+        """Score what waits, then end."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+
+    def run(self) -> None:
+        while jobs := self._gathered():
+            started = time.monotonic()
+            self._score(jobs)
+            self.counts.batches += 1
+            self.counts.captions += sum(job.captions for job in jobs)
+            self.counts.seconds += time.monotonic() - started
+
+    def _gathered(self) -> list[Job]:
+        """The jobs of the next batch; none when the thread is to end."""
+        with self._changed:
+            while not self._jobs and not self._ended:
+                self._changed.wait()
+            while self._jobs and not self._ended and self._captions < self._batch_captions:
+                left = self._jobs[0].came + self._seconds - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            jobs: list[Job] = []
+            captions = 0
+            while self._jobs and (not jobs or captions + self._jobs[0].captions <= self._batch_captions):
+                job = self._jobs.popleft()
+                captions += job.captions
+                jobs.append(job)
+            self._captions -= captions
+        return jobs
+
+    def _score(self, jobs: Sequence[Job]) -> None:
+        """Score jobs together; where that fails, each by itself, so that none pays for another one."""
+        wanted = [job for job in jobs if job.results.set_running_or_notify_cancel()]
+        try:
+            results = self._results(wanted)
+        except BaseException as error:  # whatever it is, it is the answer to the requests
+            if len(wanted) == 1:
+                wanted[0].results.set_exception(error)
+                return
+            for job in wanted:
+                self._score_alone(job)
+            return
+        for job, result in zip(wanted, results, strict=True):
+            job.results.set_result(result)
+
+    def _score_alone(self, job: Job) -> None:
+        try:
+            job.results.set_result(self._results([job])[0])
+        except BaseException as error:
+            job.results.set_exception(error)
+
+    def _results(self, jobs: Sequence[Job]) -> list[dict[str, Result]]:
+        """The results of each job by metric."""
+        results: list[dict[str, Result]] = [{} for _ in jobs]
+        for name, metric in self._metrics.items():
+            asking = [number for number, job in enumerate(jobs) if name in job.samples]
+            if not asking:
+                continue
+            samples = joined([jobs[number].samples[name] for number in asking])
+            with naming(notes=False):
+                result = metric.combine(metric.encode_all(samples))
+            labels = [str(number) for number in asking for _ in range(jobs[number].captions)]
+            for number, part in result.by(labels).items():
+                results[int(number)][name] = part
+        return results
+
+
+def joined(parts: Sequence[Samples]) -> Samples:
+    """Samples one after the other, as if they were one input."""
+    captions: list[str] = []
+    images: list[object] = []
+    references: list[list[str]] = []
+    for part in parts:
+        captions += part.captions
+        images += part.images
+        references += part.references or []
+    return replace(
+        parts[0],
+        captions=captions,
+        images=images,
+        references=None if parts[0].references is None else references,
+        indices=range(len(captions)),
+    )

@@ -1,0 +1,355 @@
+"""Requests in JSON: what a client sends becomes checked samples, and results become a reply.
+
+Nothing here opens a path or an address: an image is its own bytes in base64, or the SHA-256 of bytes that
+were sent before. Protocols of others (NeMo Gym, OpenRLHF) are read into the same request.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from PIL import Image
+
+from capeval_core.errors import InputError, Problem, Problems, at
+from capeval_core.inputs.images import FORMATS, Visual, refused
+from capeval_core.inputs.samples import Samples, argument_of
+from capeval_core.integrations.rewards import without_reasoning
+from capeval_core.integrations.serving.flags import flags_of
+from capeval_core.limits import LIMITS
+from capeval_core.metric import CaptionMetric
+from capeval_core.result import Result, plain
+
+SHA256 = "sha256:"
+
+
+class RefusedError(Exception):
+    """A request that is answered with an error.
+
+    status: of HTTP. content: what the reply has with `error`, its message.
+    """
+
+    def __init__(self, status: int, message: str, **content: Any) -> None:
+        super().__init__(message)
+        self.status = status
+        self.content = {"error": message, **content}
+
+
+def refusal_of(error: Exception) -> RefusedError:
+    """The answer to a request whose input a metric refuses: each problem with its place."""
+    problems = [
+        {"where": problem.where, "problem": problem.found, "fix": problem.fix}
+        for problem in getattr(error, "problems", [])
+    ]
+    return RefusedError(422, str(error), problems=problems)
+
+
+class ImageStore:
+    """Images by the digest of their bytes, so that a client sends each one once; the oldest ones go first."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._images: OrderedDict[str, tuple[Visual[Any], int]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def add(self, content: bytes) -> str:
+        """The digest of an image's bytes, which are kept. Raises ImageError for what may not be opened."""
+        digest = SHA256 + hashlib.sha256(content).hexdigest()
+        with self._lock:
+            if digest in self._images:
+                self._images.move_to_end(digest)
+                return digest
+        check_size(content)
+        visual: Visual[Any] = Visual.of(content)
+        with self._lock:
+            if digest not in self._images:
+                self._images[digest] = (visual, len(content))
+                self._bytes += len(content)
+            while self._bytes > self._most_bytes and len(self._images) > 1:
+                _, (_, size) = self._images.popitem(last=False)
+                self._bytes -= size
+        return digest
+
+    def get(self, digest: str) -> Visual[Any] | None:
+        """The image of a digest, None where it was never sent or has gone."""
+        with self._lock:
+            if digest not in self._images:
+                return None
+            self._images.move_to_end(digest)
+            return self._images[digest][0]
+
+
+def check_size(content: bytes) -> None:
+    """Refuse an image of more pixels than a server decodes, by its header."""
+    try:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as header:
+            width, height = header.size
+    except Image.DecompressionBombError:
+        raise refused("has more pixels than this server decodes", "scale it down") from None
+    except Exception:  # what cannot be opened is refused where it is decoded, with the reason
+        return
+    if width * height > LIMITS.page_image_pixels:
+        found = f"has {width * height:,} pixels, of which this server decodes {LIMITS.page_image_pixels:,}"
+        raise refused(found, "scale it down")
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """Captions to score with some metrics.
+
+    visuals: per caption an image, or the frames of a video; None for metrics on texts alone. prompts: what a
+    policy was asked, for the marks alone.
+    """
+
+    metrics: Sequence[str]
+    captions: list[Any]
+    visuals: list[Any] | None
+    digests: list[Any] | None
+    references: list[Any] | None
+    prompts: list[str] | None
+
+    def samples(self, metric: CaptionMetric) -> Samples:
+        """The samples of one metric. Raises RefusedError with every problem."""
+        needs_visuals = argument_of(metric.media) is not None
+        if needs_visuals and self.visuals is None:
+            raise RefusedError(422, f"{argument_of(metric.media)} are missing, which {metric.name} needs")
+        try:
+            return metric.check(
+                self.captions,
+                self.visuals if needs_visuals else None,
+                self.references if metric.needs_references else None,
+            )
+        except (ValueError, TypeError) as error:
+            raise refusal_of(error) from None
+
+
+def read_json(body: bytes) -> dict[str, Any]:
+    """The object of a request's body. Raises RefusedError."""
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        raise RefusedError(400, "the body is not JSON") from None
+    if not isinstance(content, dict):
+        raise RefusedError(400, "the body is not a JSON object")
+    return content
+
+
+def read_request(content: Mapping[str, Any], served: Sequence[str], images: ImageStore) -> ScoreRequest:
+    """The request of `POST /score`.
+
+        {"captions": ["...", ...],
+         "images": [{"bytes": "<base64>"}, {"digest": "sha256:..."}, ...],   or "videos": lists of such frames
+         "references": [["...", ...], ...], "prompts": ["...", ...], "metrics": ["pacs"]}
+
+    metrics: by default all that are served. Raises RefusedError.
+    """
+    unknown = sorted(content.keys() - {"captions", "images", "videos", "references", "prompts", "metrics"})
+    if unknown:
+        raise RefusedError(422, f"unknown keys: {', '.join(map(repr, unknown))[:200]}")
+    captions = content.get("captions")
+    if not isinstance(captions, list) or not captions:
+        raise RefusedError(422, "captions: expected a list of texts, with at least one")
+    if len(captions) > LIMITS.served_captions:
+        most = f"this server takes {LIMITS.served_captions:,} at once"
+        raise RefusedError(413, f"captions: has {len(captions):,} texts; {most}: send several requests")
+    metrics = content.get("metrics") or list(served)
+    if not isinstance(metrics, list) or not all(name in served for name in metrics):
+        raise RefusedError(422, f"metrics: expected some of {', '.join(served)}, which are served here")
+    prompts = content.get("prompts")
+    if prompts is not None:
+        fits = isinstance(prompts, list) and len(prompts) == len(captions)
+        if not fits or not all(isinstance(prompt, str) for prompt in prompts):
+            raise RefusedError(422, "prompts: expected a text for each caption")
+    given = [name for name in ("images", "videos") if content.get(name) is not None]
+    if len(given) > 1:
+        raise RefusedError(422, "images and videos: send one of them")
+    visuals, digests = (None, None) if not given else _visuals(content[given[0]], given[0], images)
+    return ScoreRequest(metrics, captions, visuals, digests, content.get("references"), prompts)
+
+
+def _visuals(values: Any, argument: str, images: ImageStore) -> tuple[list[Any], list[Any]]:
+    """The visuals of an argument, and their digests."""
+    if not isinstance(values, list):
+        raise RefusedError(422, f'{argument}: expected a list of {{"bytes": "<base64>"}}')
+    reader = _ImageReader(images)
+    digests: list[Any] = []
+    for i, value in enumerate(values):
+        if argument == "videos" and isinstance(value, list):
+            if len(value) > LIMITS.page_frames_encoded:
+                most = f"this server takes {LIMITS.page_frames_encoded} of a video: choose some"
+                raise RefusedError(413, f"{at(argument, i)}: has {len(value):,} frames; {most}")
+            digests.append([reader.read(frame, at(argument, (i, j))) for j, frame in enumerate(value)])
+        else:
+            digests.append(reader.read(value, at(argument, i)))
+    reader.raise_if_any()
+    visuals: list[Any] = []
+    for digest in digests:
+        if isinstance(digest, list):
+            visuals.append([reader.visuals[frame].source.data for frame in digest])
+        else:
+            visuals.append(reader.visuals[digest])
+    return visuals, digests
+
+
+class _ImageReader:
+    """Reads the images of one request, which stay at hand while it is answered."""
+
+    def __init__(self, images: ImageStore) -> None:
+        self.visuals: dict[str, Any] = {}
+        self._images = images
+        self._problems = Problems()
+        self._unknown: list[str] = []
+
+    def read(self, value: Any, where: str) -> str:
+        """The digest of an image, "" where it cannot be used."""
+        if not isinstance(value, Mapping) or len(value.keys() & {"bytes", "digest"}) != 1:
+            self._wrong(where, "is not an image", 'send {"bytes": "<base64>"} or {"digest": "sha256:..."}')
+            return ""
+        digest = value.get("digest")
+        if digest is None:
+            try:
+                digest = self._images.add(base64.b64decode(value["bytes"], validate=True))
+            except (binascii.Error, ValueError, TypeError) as error:
+                if isinstance(error, InputError):
+                    self._problems.extend(problem._replace(where=where) for problem in error.problems)
+                else:
+                    self._wrong(where, "is not base64", "send the bytes of the file in base64")
+                return ""
+        visual = self._images.get(digest) if isinstance(digest, str) else None
+        if visual is None:
+            self._unknown.append(str(digest)[:100])
+            return ""
+        self.visuals[digest] = visual
+        return str(digest)
+
+    def raise_if_any(self) -> None:
+        if self._problems:
+            raise refusal_of(self._problems.error())
+        if self._unknown:
+            message = f"{len(self._unknown):,} images are not here by their digest: send their bytes"
+            raise RefusedError(409, message, unknown=self._unknown)
+
+    def _wrong(self, where: str, found: str, fix: str) -> None:
+        self._problems.add(Problem(where, found, fix))
+
+
+def reply_of(request: ScoreRequest, results: Mapping[str, Result]) -> dict[str, Any]:
+    """The reply to a request. Raises RefusedError where a caption has no score: a reward is never made up."""
+    failed: list[dict[str, Any]] = []
+    for name, result in results.items():
+        for row, reason in sorted(result.errors.items()):
+            failed.append({"metric": name, "row": row, "problem": reason})
+    if failed:
+        rows = {entry["row"] for entry in failed}
+        message = f"{len(rows):,} of {len(request.captions):,} captions have no score"
+        raise RefusedError(422, message, rows=failed)
+    reply: dict[str, Any] = {}
+    for name, result in results.items():
+        coverage = result.parts.get("coverage")
+        truncated = (result.marked or {}).get("truncated", frozenset())
+        flags = []
+        for row, caption in enumerate(request.captions):
+            read = None if coverage is None else coverage[row]
+            prompt = None if request.prompts is None else request.prompts[row]
+            flags.append(flags_of(caption, coverage=read, prompt=prompt))
+        reply[name] = {
+            "scores": result.scores,
+            "parts": result.parts,
+            "truncated": [row in truncated for row in range(len(result))],
+            "flags": flags,
+            "signature": result.signature,
+        }
+    reply = {"results": plain(reply)}
+    if request.digests is not None:
+        reply["digests"] = request.digests
+    return reply
+
+
+# ---- protocols of others
+
+
+def read_verify(content: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    """NeMo Gym's `/verify` as a request of `/score`.
+
+    The caption is the text of the last message of `response.output`. The image is the last `input_image` of
+    `responses_create_params.input`, a data URL in base64; `references` may lie beside them.
+    """
+    response = content.get("response")
+    output = response.get("output") if isinstance(response, Mapping) else None
+    caption = None
+    for message in output if isinstance(output, list) else []:
+        if isinstance(message, Mapping) and message.get("type", "message") == "message":
+            caption = _text_of(message.get("content"))
+    if caption is None:
+        raise RefusedError(422, "response.output: has no message")
+    request: dict[str, Any] = {"captions": [without_reasoning(caption)], "metrics": [metric]}
+    parameters = content.get("responses_create_params")
+    messages = parameters.get("input") if isinstance(parameters, Mapping) else None
+    for message in messages if isinstance(messages, list) else []:
+        parts = message.get("content") if isinstance(message, Mapping) else None
+        for part in parts if isinstance(parts, list) else []:
+            if isinstance(part, Mapping) and part.get("type") == "input_image":
+                request["images"] = [image_of_url(part.get("image_url"))]
+    if content.get("references") is not None:
+        request["references"] = [content["references"]]
+    return request
+
+
+def _text_of(content: Any) -> str:
+    """The text of a message: itself, or its parts together."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping))
+
+
+def image_of_url(url: Any) -> dict[str, str]:
+    """The bytes of a data URL as a request has them. Other addresses are refused: nothing is fetched."""
+    head, _, data = str(url).partition(",")
+    if not head.startswith("data:image/") or not head.endswith(";base64"):
+        raise RefusedError(422, "image_url: expected a data URL in base64; no address is fetched here")
+    return {"bytes": data}
+
+
+def read_remote(content: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    """OpenRLHF's request to a remote reward model as a request of `/score`.
+
+    The captions are `query` without their `prompts`. `labels` are what the data set says of each: an object,
+    or its JSON, with `image` (an image of `/score`) and `references`.
+    """
+    queries = content.get("query")
+    if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
+        raise RefusedError(422, "query: expected a list of texts")
+    prompts = content.get("prompts")
+    if not isinstance(prompts, list) or len(prompts) != len(queries):
+        prompts = [""] * len(queries)
+    captions = [
+        without_reasoning(query.removeprefix(str(prompt)))
+        for query, prompt in zip(queries, prompts, strict=True)
+    ]
+    request: dict[str, Any] = {"captions": captions, "metrics": [metric]}
+    labels = [_label(label) for label in content.get("labels") or []]
+    if len(labels) == len(captions):
+        for name, key in (("images", "image"), ("references", "references")):
+            if all(key in label for label in labels):
+                request[name] = [label[key] for label in labels]
+    return request
+
+
+def _label(label: Any) -> Mapping[str, Any]:
+    """What the label of a row says, as an object."""
+    if isinstance(label, str):
+        try:
+            label = json.loads(label)
+        except (ValueError, RecursionError):
+            return {}
+    return label if isinstance(label, Mapping) else {}

@@ -1,0 +1,368 @@
+"""The reward server at its HTTP door: equal scores, errors that are errors, limits, protocols of others."""
+
+from __future__ import annotations
+
+import base64
+import concurrent.futures
+import io
+import json
+import os
+import random
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import capeval_core
+from capeval_core.cli import main
+from capeval_core.demo import demo_set
+from capeval_core.testing import count_forwards
+from tests.support.seams import LIMITS
+from tools.documents import CHECKOUT
+
+pytest.importorskip("starlette", reason="needs starlette: pip install capeval[serve]")
+pytest.importorskip("httpx")
+
+from starlette.testclient import TestClient
+
+from capeval_core.integrations import serving
+
+ITEMS = demo_set()
+CAPTIONS = [getattr(item, kind) for item in ITEMS for kind in ("good", "subtly_wrong", "unrelated")]
+IMAGES = [item.image for item in ITEMS for _ in range(3)]
+
+
+def sent(content: bytes) -> dict[str, str]:
+    """An image as a client sends it."""
+    return {"bytes": base64.b64encode(content).decode()}
+
+
+FILES = [sent(image.read_bytes()) for image in IMAGES]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[TestClient]:
+    with TestClient(serving.build(["pacs", "clips"], weights="tiny").app) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, list[float]]:
+    return {
+        name: capeval_core.load(name, weights="tiny").score(CAPTIONS, IMAGES).scores
+        for name in ("pacs", "clips")
+    }
+
+
+def test_scores_parts_and_signature_are_those_of_the_metric(
+    server: TestClient, expected: dict[str, list[float]]
+) -> None:
+    reply = server.post("/score", json={"captions": CAPTIONS, "images": FILES})
+    assert reply.status_code == 200
+    metric = capeval_core.load("pacs", weights="tiny", empty="score")
+    for name, scores in expected.items():
+        result = reply.json()["results"][name]
+        assert result["scores"] == pytest.approx(scores, abs=1e-6)
+        assert (
+            len(result["parts"]["cosine"])
+            == len(result["flags"])
+            == len(result["truncated"])
+            == len(CAPTIONS)
+        )
+    assert reply.json()["results"]["pacs"]["signature"] == metric.signature()
+    assert server.get("/signature").json()["signatures"]["pacs"] == metric.signature()
+    assert server.get("/health").json() == {"status": "ok"}
+
+
+def test_an_image_is_sent_and_encoded_once(server: TestClient) -> None:
+    image = Image.new("RGB", (50, 40), (7, 77, 177))
+    image.save(file := io.BytesIO(), "PNG")
+    first = server.post("/score", json={"captions": ["blue"], "images": [sent(file.getvalue())]})
+    (digest,) = first.json()["digests"]
+    with count_forwards() as forwards:
+        again = server.post("/score", json={"captions": ["blue"] * 3, "images": [{"digest": digest}] * 3})
+    assert again.json()["results"]["pacs"]["scores"] == first.json()["results"]["pacs"]["scores"] * 3
+    assert forwards.items == 0
+
+
+def test_a_digest_that_is_not_here_is_asked_for(server: TestClient) -> None:
+    unknown = "sha256:" + "0" * 64
+    reply = server.post("/score", json={"captions": ["a"], "images": [{"digest": unknown}]})
+    assert reply.status_code == 409 and reply.json()["unknown"] == [unknown]
+
+
+def test_the_oldest_images_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LIMITS, "served_image_bytes", len(ITEMS[1].image.read_bytes()) + 10)
+    with TestClient(serving.build(["pacs"], weights="tiny").app) as client:
+        digests = [
+            client.post("/score", json={"captions": ["a"], "images": [FILES[3 * number]]}).json()["digests"][
+                0
+            ]
+            for number in range(2)
+        ]
+        statuses = [
+            client.post("/score", json={"captions": ["a"], "images": [{"digest": digest}]}).status_code
+            for digest in digests
+        ]
+    assert statuses == [409, 200]
+
+
+def test_scores_do_not_depend_on_what_else_is_in_the_batch(
+    server: TestClient, expected: dict[str, list[float]]
+) -> None:
+    """Random requests from many threads, whose batches mix; each reply is that of the metric alone."""
+
+    def ask(seed: int) -> None:
+        draw = random.Random(seed)
+        rows = draw.choices(range(len(CAPTIONS)), k=draw.randint(1, 9))
+        metrics = draw.choice([["pacs"], ["clips"], ["clips", "pacs"]])
+        content = {
+            "captions": [CAPTIONS[row] for row in rows],
+            "images": [FILES[row] for row in rows],
+            "metrics": metrics,
+        }
+        reply = server.post("/score", json=content).json()["results"]
+        assert list(reply) == [name for name in ("pacs", "clips") if name in metrics]
+        for name in metrics:
+            assert reply[name]["scores"] == pytest.approx([expected[name][row] for row in rows], abs=1e-6)
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for _ in pool.map(ask, range(120)):
+            pass
+    counters = server.get("/metrics").text
+    batches = int(re.search(r"^capeval_batches_total (\d+)$", counters, re.MULTILINE)[1])  # type: ignore[index]
+    assert batches > 0 and "capeval_captions_waiting 0" in counters
+
+
+def test_a_broken_image_is_an_error_of_its_request_alone(
+    server: TestClient, expected: dict[str, list[float]]
+) -> None:
+    broken = {"captions": ["a", "b", "c"], "images": [FILES[0], sent(b"no image"), FILES[1]]}
+    whole = {"captions": CAPTIONS[:2], "images": FILES[:2], "metrics": ["pacs"]}
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        replies = list(pool.map(lambda content: server.post("/score", json=content), [broken, whole] * 6))
+    for reply in replies[::2]:
+        assert reply.status_code == 422 and "results" not in reply.json()
+        assert {row["row"] for row in reply.json()["rows"]} == {1}
+    for reply in replies[1::2]:
+        assert reply.json()["results"]["pacs"]["scores"] == pytest.approx(expected["pacs"][:2], abs=1e-6)
+
+
+WRONG: dict[str, tuple[Any, int, str]] = {
+    "not JSON": (b"{", 400, "JSON"),
+    "deep": (b"[" * 100_000, 400, "JSON"),
+    "a list": (b"[]", 400, "object"),
+    "no captions": ({"images": []}, 422, "captions"),
+    "captions are one text": ({"captions": "a dog", "images": FILES[:1]}, 422, "captions"),
+    "a number": ({"captions": ["a", 3], "images": FILES[:2]}, 422, "captions[1]"),
+    "null": ({"captions": ["a", None], "images": FILES[:2]}, 422, "captions[1]"),
+    "no images": ({"captions": ["a"]}, 422, "images"),
+    "too few images": ({"captions": ["a", "b"], "images": FILES[:1]}, 422, "len(images)=1"),
+    "a path": ({"captions": ["a"], "images": ["/etc/passwd"]}, 422, "images[0]"),
+    "a path in a dict": ({"captions": ["a"], "images": [{"path": "/etc/passwd"}]}, 422, "images[0]"),
+    "bytes and a path": ({"captions": ["a"], "images": [{"bytes": "/etc/passwd"}]}, 422, "images[0]"),
+    "an address": ({"captions": ["a"], "images": ["https://example.com/a.png"]}, 422, "images[0]"),
+    "a digest of a path": ({"captions": ["a"], "images": [{"digest": "../../etc/passwd"}]}, 409, "digest"),
+    "a digest of a list": ({"captions": ["a"], "images": [{"digest": ["x"]}]}, 409, "digest"),
+    "two media": ({"captions": ["a"], "images": FILES[:1], "videos": [FILES[:1]]}, 422, "videos"),
+    "unknown metric": ({"captions": ["a"], "images": FILES[:1], "metrics": ["umic"]}, 422, "metrics"),
+    "metric as text": ({"captions": ["a"], "images": FILES[:1], "metrics": "pacs"}, 422, "metrics"),
+    "unknown key": ({"captions": ["a"], "image": FILES[:1]}, 422, "'image'"),
+    "prompts": ({"captions": ["a"], "images": FILES[:1], "prompts": ["a", "b"]}, 422, "prompts"),
+    "a surrogate": (b'{"captions": ["\\ud800"], "images": [{"bytes": "AAAA"}]}', 422, "captions[0]"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_request_is_an_error_with_its_place(server: TestClient, case: str) -> None:
+    content, status, place = WRONG[case]
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    reply = server.post("/score", content=body)
+    assert reply.status_code == status and place in reply.json()["error"], reply.text
+    assert "root:" not in reply.text
+
+
+def test_too_large_requests_and_images_are_refused(
+    server: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LIMITS, "served_captions", 2)
+    reply = server.post("/score", json={"captions": ["a"] * 3, "images": FILES[:3]})
+    assert reply.status_code == 413 and "captions" in reply.json()["error"]
+    monkeypatch.setattr(LIMITS, "page_image_pixels", 1_000)
+    Image.new("RGB", (50, 41)).save(file := io.BytesIO(), "PNG")
+    reply = server.post("/score", json={"captions": ["a"], "images": [sent(file.getvalue())]})
+    assert reply.status_code == 422 and reply.json()["problems"][0]["where"] == "images[0]"
+    monkeypatch.setattr(LIMITS, "served_body_bytes", 1_000)
+    assert server.post("/score", content=b" " * 1_001).status_code == 413
+
+
+def test_a_full_queue_asks_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LIMITS, "served_waiting", 3)
+    served = serving.build(["pacs"], weights="tiny", seconds=30.0)  # a batch waits until the server ends
+    with TestClient(served.app) as client, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        content = {"captions": CAPTIONS[:2], "images": FILES[:2]}
+        first = pool.submit(client.post, "/score", json=content)
+        while not served.batcher.waiting:
+            threading.Event().wait(0.01)
+        second = client.post("/score", json=content)
+        assert second.status_code == 429 and int(second.headers["retry-after"]) >= 1
+        served.batcher.end()
+        assert first.result().status_code == 200
+
+
+def test_without_the_token_nothing_is_answered() -> None:
+    with TestClient(serving.build(["pacs"], weights="tiny", token="secret").app) as client:
+        content = {"captions": CAPTIONS[:1], "images": FILES[:1]}
+        for header in ({}, {"Authorization": "Bearer other"}, {"Authorization": "secret"}):
+            assert client.post("/score", json=content, headers=header).status_code == 401
+            assert client.get("/metrics", headers=header).status_code == 401
+        right = {"Authorization": "Bearer secret"}
+        assert client.post("/score", json=content, headers=right).status_code == 200
+        assert client.get("/health").status_code == 200
+
+
+def test_flags_mark_what_a_policy_may_learn(server: TestClient) -> None:
+    prompt = "Describe what you see in this picture in one sentence please."
+    captions = ["a dog " * 60, prompt, "?!? 1234 :-)", "", "a red circle on the left"]
+    content = {"captions": captions, "images": FILES[:5], "prompts": [prompt] * 5, "metrics": ["pacs"]}
+    flags = server.post("/score", json=content).json()["results"]["pacs"]["flags"]
+    assert flags == [["repetitive", "unread"], ["quotes_prompt"], ["not_text"], ["empty"], []]
+
+
+@pytest.mark.parametrize("name", ["bleu", "eco", "unknown"])
+def test_what_is_no_reward_of_a_caption_is_not_served(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        serving.build([name])
+
+
+def test_references_and_videos_are_scored_too() -> None:
+    references = [[item.good] for item in ITEMS[:2] for _ in range(3)]
+    with TestClient(serving.build(["refpacs", "rougel"], weights="tiny").app) as client:
+        content = {"captions": CAPTIONS[:6], "images": FILES[:6], "references": references}
+        reply = client.post("/score", json=content).json()["results"]
+    for name in ("refpacs", "rougel"):
+        tiny: Any = {"weights": "tiny"} if name == "refpacs" else {}
+        metric: Any = capeval_core.load(name, **tiny)
+        images = IMAGES[:6] if name == "refpacs" else None
+        scores = metric.score(CAPTIONS[:6], images, references).scores
+        assert reply[name]["scores"] == pytest.approx(scores, abs=1e-6)
+    with TestClient(serving.build(["pacs"], weights="tiny", media="video", idf=False).app) as client:
+        content = {"captions": CAPTIONS[:1], "videos": [[FILES[0], FILES[3], FILES[6]]]}
+        reply = client.post("/score", json=content).json()["results"]
+    film = capeval_core.load("pacs", media="video", weights="tiny", idf=False)
+    scores = film.score(CAPTIONS[:1], videos=[[IMAGES[0], IMAGES[3], IMAGES[6]]]).scores
+    assert reply["pacs"]["scores"] == pytest.approx(scores, abs=1e-6)
+
+
+# ---- protocols of others
+
+
+def test_nemo_gym_verifies_a_response(server: TestClient, expected: dict[str, list[float]]) -> None:
+    url = f"data:image/png;base64,{FILES[0]['bytes']}"
+    question = [{"type": "input_text", "text": "What is this?"}, {"type": "input_image", "image_url": url}]
+    text = f"<think>hm</think>{CAPTIONS[0]}"
+    answer = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+    content = {
+        "responses_create_params": {"input": [{"role": "user", "content": question}]},
+        "response": {"id": "r", "output": [{"type": "reasoning", "summary": []}, answer]},
+        "task": "of theirs",
+    }
+    reply = server.post("/verify", json=content).json()
+    assert reply["reward"] == pytest.approx(expected["pacs"][0], abs=1e-6)
+    assert reply["task"] == "of theirs" and reply["response"]["id"] == "r"
+    reply = server.post("/verify?metric=clips", json=content).json()
+    assert reply["reward"] == pytest.approx(expected["clips"][0], abs=1e-6)
+    question[1]["image_url"] = "file:///etc/passwd"
+    assert server.post("/verify", json=content).status_code == 422
+    content["response"] = {"output": []}
+    assert server.post("/verify", json=content).status_code == 422
+
+
+def test_openrlhf_gets_its_rewards(server: TestClient, expected: dict[str, list[float]]) -> None:
+    prompts = ["USER: what is this?\nASSISTANT: "] * 3
+    labels: list[Any] = [{"image": image} for image in FILES[:3]]
+    labels[1] = json.dumps(labels[1])
+    queries = [prompt + caption for prompt, caption in zip(prompts, CAPTIONS, strict=False)]
+    content = {"query": queries, "prompts": prompts, "labels": labels}
+    reply = server.post("/reward", json=content).json()
+    assert reply["rewards"] == reply["scores"] == pytest.approx(expected["pacs"][:3], abs=1e-6)
+    assert server.post("/reward", json={**content, "labels": []}).status_code == 422
+
+
+# ---- the process, and the client that trainers use
+
+
+@pytest.mark.system
+def test_a_killed_server_costs_no_reward(tmp_path: Path, expected: dict[str, list[float]]) -> None:
+    """The client of `examples/` asks again while the server is killed and started anew."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable,
+        "-m",
+        "capeval_core",
+        "serve",
+        "pacs",
+        "--weights",
+        "tiny",
+        "--port",
+        str(port),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(CHECKOUT)}
+
+    def started() -> subprocess.Popen[str]:
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        while "served at" not in process.stdout.readline():
+            assert process.poll() is None
+        return process
+
+    asking = f"""
+import sys
+sys.path.insert(0, {str(CHECKOUT / "examples")!r})
+import reward_client
+from tests.integrations.test_serving import CAPTIONS, IMAGES
+reward_client.SERVER = "http://127.0.0.1:{port}"
+for _ in range(30):
+    print(*reward_client.scores(CAPTIONS, IMAGES, tries=12), flush=True)
+"""
+    server = started()
+    try:
+        client = subprocess.Popen(
+            [sys.executable, "-c", asking], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        assert client.stdout is not None
+        lines = [client.stdout.readline() for _ in range(3)]
+        server.kill()
+        server.wait()
+        server = started()
+        output, _ = client.communicate(timeout=300)
+        lines += output.splitlines()
+    finally:
+        server.kill()
+    assert client.returncode == 0 and len(lines) == 30
+    for line in lines:
+        assert [float(score) for score in line.split()] == pytest.approx(expected["pacs"], abs=1e-6)
+
+
+def test_the_command_refuses_what_it_cannot_serve(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for line, named in (
+            (["serve", "pacs", "--port", port], "--port"),
+            (["serve", "pacs", "--token", "NO_SUCH_VARIABLE"], "NO_SUCH_VARIABLE"),
+            (["serve", "bleu", "--port", "0"], "--port"),
+            (["serve", "pacs", "--wait", "-1"], "--wait"),
+        ):
+            assert main(line) == 2
+            assert named in capsys.readouterr().err
