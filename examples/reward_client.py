@@ -42,8 +42,10 @@ def encoded(image):
     return base64.b64encode(image if isinstance(image, bytes) else Path(image).read_bytes()).decode()
 
 
-def compute_score(data_sources, solution_strs, ground_truths, extra_infos, **_):
-    """verl's batched reward function (`reward_manager=batch`)."""
+def compute_score(solution_str=None, extra_info=None, solution_strs=None, extra_infos=None, **_):
+    """verl's reward function, of a row or (`reward_manager=batch`) of many; `image` is in `extra_info`."""
+    if solution_str is not None:
+        return scores([solution_str], [extra_info["image"]])[0]
     return scores(list(solution_strs), [info["image"] for info in extra_infos])
 
 

@@ -333,6 +333,11 @@ from tests.integrations.test_serving import CAPTIONS, IMAGES
 reward_client.SERVER = "http://127.0.0.1:{port}"
 for _ in range(30):
     print(*reward_client.scores(CAPTIONS, IMAGES, tries=12), flush=True)
+infos = [{{"image": image}} for image in IMAGES]
+of_rows = [reward_client.compute_score(solution_str=text, extra_info=info) for text, info in zip(CAPTIONS, infos)]
+print(*of_rows)
+print(*reward_client.compute_score(solution_strs=CAPTIONS, extra_infos=infos))
+print(*reward_client.reward([[{{"content": text}}] for text in CAPTIONS], image=IMAGES, prompts=[]))
 """
     server = started()
     try:
@@ -348,7 +353,7 @@ for _ in range(30):
         lines += output.splitlines()
     finally:
         server.kill()
-    assert client.returncode == 0 and len(lines) == 30
+    assert client.returncode == 0 and len(lines) == 33
     for line in lines:
         assert [float(score) for score in line.split()] == pytest.approx(expected["pacs"], abs=1e-6)
 
