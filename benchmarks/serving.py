@@ -138,7 +138,8 @@ def main() -> None:
         "# The reward server",
         "",
         f"{datetime.date.today()}, {platform.processor() or platform.machine()}, {os.cpu_count()} cores; "
-        f"`python -m benchmarks.serving --clients {flags.clients}`: PAC-S, seeded ViT-B/32, groups of {GROUP}.",
+        f"`python -m benchmarks.serving --clients {flags.clients}`: PAC-S, seeded ViT-B/32, groups of "
+        f"{GROUP}.",
         "",
         "| | captions a second | of the metric alone |",
         "| --- | ---: | ---: |",
@@ -146,12 +147,14 @@ def main() -> None:
         f"| the server, {flags.clients} clients | {grouped:.1f} | {grouped / alone:.2f} |",
         f"| the server, one pair a request, one client | {single:.1f} | {single / alone:.2f} |",
         "",
-        f"Groups give {grouped / single:.1f} times the captions of one pair a request. Scores differ by at most "
-        f"{distance:.1e}. Requests took {np.median(taken):.2f} s (median) and {np.percentile(taken, 99):.2f} s "
-        f"(p99); a queue of {flags.clients} groups takes {flags.clients * GROUP / grouped:.2f} s.",
+        f"Groups give {grouped / single:.1f} times the captions of one pair a request. Scores differ by at "
+        f"most {distance:.1e}. Requests took {np.median(taken):.2f} s (median) and "
+        f"{np.percentile(taken, 99):.2f} s (p99); a queue of {flags.clients} groups takes "
+        f"{flags.clients * GROUP / grouped:.2f} s.",
         "",
         f"Memory over {flags.minutes:g} minutes of load: {memories[0]:,.0f} MB at first, at most "
-        f"{max(memories[: half + 1]):,.0f} MB in the first half and {max(memories[half:]):,.0f} MB in the second.",
+        f"{max(memories[: half + 1]):,.0f} MB in the first half and {max(memories[half:]):,.0f} MB in the "
+        "second.",
         "",
     ]
     text = "\n".join(lines)

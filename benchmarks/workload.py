@@ -23,6 +23,18 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "vision": {"image_size": 224, "layers": 24, "width": 1024, "patch_size": 14},
         "text": {"context_length": 77, "vocab_size": 49408, "width": 768, "heads": 12, "layers": 12},
     },
+    "ViT-bigG-14": {
+        "embed_dim": 1280,
+        "vision": {
+            "image_size": 224,
+            "layers": 48,
+            "width": 1664,
+            "head_width": 104,
+            "mlp_ratio": 4.9231,
+            "patch_size": 14,
+        },
+        "text": {"context_length": 77, "vocab_size": 49408, "width": 1280, "heads": 20, "layers": 32},
+    },
 }
 
 # Words of every length in tokens, so that captions are as long as people write them.
