@@ -50,7 +50,7 @@ class Served:
             assert self.process.poll() is None
 
     def ask(self, session: requests.Session, captions: list[str], image: str) -> list[float]:
-        content = {"captions": captions, "images": [{"bytes": image}] * len(captions)}
+        content: Any = {"captions": captions, "images": [{"bytes": image}] * len(captions)}
         while True:
             reply = session.post(f"http://127.0.0.1:{self.port}/score", json=content, timeout=_ANSWER)
             if reply.status_code not in (429, 503):

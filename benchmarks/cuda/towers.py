@@ -88,7 +88,8 @@ def operations_of(run: Callable[[], Any]) -> int:
 
     with FlopCounterMode(display=False) as counter:
         run()
-    return counter.get_total_flops()
+    operations: int = counter.get_total_flops()
+    return operations
 
 
 def bare(name: str, device: torch.device, dtype: torch.dtype) -> Any:
