@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from capeval_core.commands.common import check_folder, chosen, example_of
-from capeval_core.commands.regions import convert_box_features
 from capeval_core.commands.terminal import complain, first_named, help_texts, parser_of, table
 from capeval_core.registry import metric_class, metric_classes, network
 from capeval_core.weights.catalogue import EVA_CLIP, entry_known_as
@@ -21,8 +20,6 @@ def run(arguments: list[str]) -> int:
     parts: dict[str, Any] = help_texts()["convert parts"]
     known |= {part: about["purpose"] for part, about in parts.items()}
     name, rest = first_named(arguments, "convert", known)
-    if name == "box-features":
-        return convert_box_features(rest)
     encoder = network(parts[name]["network"] if name in parts else str(metric_class(name).network))
     shards = ", or the index of shards" * (name == EVA_CLIP)
     parser = parser_of(f"convert {name}", "convert METRIC", options=[encoder.Conversion], shards=shards)
