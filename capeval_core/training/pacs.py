@@ -49,6 +49,7 @@ from capeval_core.training.trainer import (
     VALIDATION,
     Looks,
     Objective,
+    Phase,
     ReadTerms,
     Report,
     Trainer,
@@ -87,7 +88,6 @@ class PacsTraining(Training):
 
     name: ClassVar = "pacs"
     metric: ClassVar = "pacs"
-    lengths: ClassVar = {CONTRAST: ("steps", "learning_rate")}
     shares: ClassVar[tuple[str, ...]] = ("validation",)
     free: ClassVar[tuple[str, ...]] = (*Training.free, "towers")
     betas: ClassVar = (0.9, 0.999)  # the paper states none: PyTorch's
@@ -141,6 +141,9 @@ class PacsTraining(Training):
         if self.patience and self.patience < self.evaluate_every:
             found = f"is below the {self.evaluate_every} of evaluate_every"
             raise wrong_option("patience", self.patience, found, "look more often, or wait longer")
+
+    def schedule(self) -> list[Phase]:
+        return [Phase(CONTRAST, self.steps, self.learning_rate)]
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step, from 0: a linear rise, then constant."""

@@ -12,10 +12,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -43,23 +43,22 @@ ReadTerms = Callable[[], Terms]
 Report = Callable[[str], None]
 
 
-class _Phase(NamedTuple):
-    """A phase of a training: its name, its first step, its steps, its highest learning rate."""
+@dataclass(frozen=True)
+class Phase:
+    """A phase of a training, over which the learning rate rises and falls once."""
 
     name: str
-    start: int
     steps: int
-    rate: float
+    rate: float  # the highest learning rate
+    start: int = 0  # steps before it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(Settings):
+class Training(Settings, ABC):
     """How a network is trained."""
 
     name: ClassVar[str]  # of the training in `capeval train`
     metric: ClassVar[str]  # of the weights
-    lengths: ClassVar[dict[str, tuple[str, str]]]
-    """Of each phase, in order: the options that are its steps and its highest learning rate."""
     betas: ClassVar[tuple[float, float]] = (0.9, 0.98)  # of AdamW
     shares: ClassVar[tuple[str, ...]] = ()  # options that are less than 1
     free: ClassVar[tuple[str, ...]] = ("save_every", "log_every", "tracker", "device", "start")
@@ -96,9 +95,9 @@ class Training(Settings):
 
         if not self.start:
             wrong("start", "is missing", "pass the weights to start from")
-        for name, _ in self.lengths.values():
-            if (most := getattr(self, name)) and self.warmup >= most:
-                wrong("warmup", f"is not below the {most:,} of {name}", "pass fewer")
+        for phase in self.phases():
+            if self.warmup >= phase.steps:
+                wrong("warmup", f"is not below the {phase.steps:,} steps of {phase.name}", "pass fewer")
         for name in self.shares:
             if not getattr(self, name) < 1:
                 wrong(name, "", "expected less than 1")
@@ -110,17 +109,24 @@ class Training(Settings):
                 wrong("tracker", found, f"install it, or pass one of these: {', '.join(known) or 'none'}")
         problems.raise_if_any()
 
-    def phases(self) -> list[_Phase]:
-        """Those that have steps, in order."""
-        phases, start = [], 0
-        for name, (steps, rate) in self.lengths.items():
-            phases.append(_Phase(name, start, getattr(self, steps), getattr(self, rate)))
-            start += phases[-1].steps
-        return [phase for phase in phases if phase.steps]
+    @abstractmethod
+    def schedule(self) -> list[Phase]:
+        """The phases in order, those without steps among them; where each starts follows from the steps."""
 
-    def phase_at(self, step: int) -> _Phase:
-        """The phase of a step, from 0; the last one ever after."""
-        return [phase for phase in self.phases() if phase.start <= step][-1]
+    def phases(self) -> list[Phase]:
+        """The phases that have steps, in order."""
+        phases = []
+        start = 0
+        for phase in self.schedule():
+            if phase.steps:
+                phases.append(replace(phase, start=start))
+                start += phase.steps
+        return phases
+
+    def phase_at(self, step: int) -> Phase:
+        """The phase of a step, from 0; behind the end the last one."""
+        begun = [phase for phase in self.phases() if phase.start <= step]
+        return begun[-1]
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step, from 0: in each phase a linear rise, then a linear fall to 0."""
@@ -305,7 +311,7 @@ class Trainer:
         progress.step += 1
         self._look_and_keep(phase, rate)
 
-    def _look_and_keep(self, phase: _Phase, rate: float) -> None:
+    def _look_and_keep(self, phase: Phase, rate: float) -> None:
         """What comes after a step: a look at what judges it, a line of the log, the state."""
         training, progress = self.training, self.progress
         line: dict[str, Any] = {"step": progress.step, "phase": phase.name}
