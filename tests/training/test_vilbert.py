@@ -46,9 +46,8 @@ def trained(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(scenes, tmp_path_factory.mktemp("trained") / "run")
 
 
-def test_a_killed_training_goes_on_as_if_nothing_had_been(
-    scenes: Path, trained: Path, tmp_path: Path
-) -> None:
+@pytest.mark.system
+def test_a_killed_training_resumes_bit_for_bit(scenes: Path, trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     run_until_killed(arguments(scenes, out), saves=3)
     assert not (out / "weights").exists()
