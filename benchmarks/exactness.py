@@ -1,6 +1,6 @@
 """How exact every metric is: against the original's code, and itself in other orders, batches and dtypes.
 
-    python -m benchmarks.exactness --out benchmarks/exactness.jsonl
+    python -m benchmarks.exactness --out benchmarks/results/exactness.jsonl
 
 Everything runs on the CPU: the golden cases, every metric with the packaged `tiny` on drawn scenes, PAC-S and
 CLIP-S with a seeded ViT-B/32 of full size. The table "How exact it is" of a metric's card is made from the

@@ -5,8 +5,8 @@
 One random bit is flipped in a file of kept rows, of cached features or of weights, and the same captions are
 scored again through the public doors. A flip is silent if rows come out that differ from those of intact
 files by more than rounding; that count must be 0. Kills end a run at a random moment (SIGKILL) until one
-comes to its end; what is on disk then must be the rows of a run without kills. `benchmarks/faults.md` is the
-output of this program.
+comes to its end; what is on disk then must be the rows of a run without kills.
+`benchmarks/results/faults.md` is the output of this program.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Every judged set at hand: our numbers beside those recomputed with other programs, and beside the papers'.
 
-    python -m benchmarks.judgements --data FOLDER [--sets NAMES] [--out benchmarks/judgements.md]
+    python -m benchmarks.judgements --data FOLDER [--sets NAMES] [--out benchmarks/results/judgements.md]
 
 FOLDER holds a folder per set with its `expected.json`, which was made by pycocoevalcap 1.2 and scipy (BLEU,
 ROUGE-L and CIDEr of its Java tokeniser). BLEU, ROUGE-L and CIDEr-D are computed here; METEOR, FLEUR and UMIC

@@ -4,7 +4,7 @@
 
 Crowds of 8 to 40 objects, each with a caption that states them one after another (up to 248 tokens), and the
 same caption with one fact made wrong. Accuracy is how often the true one scores higher; a tie counts as half.
-`benchmarks/long_scenes.md` is the output of this program, by the packaged small models.
+`benchmarks/results/long_scenes.md` is the output of this program, by the packaged small models.
 """
 
 from __future__ import annotations

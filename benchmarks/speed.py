@@ -1,10 +1,10 @@
 """How much faster than the plain way: each row of a table, ours and the plain way in turn.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.speed [NAME ...] [--device cuda] [--out benchmarks/speed.jsonl]
+    OMP_NUM_THREADS=1 python -m benchmarks.speed [NAME ...] [--device cuda] [--out FILE]
 
-Weights are seeded and of full size, float32. The least of three runs of each way counts; both must agree.
-Rows are added to the file with machine, versions and commit, in place of one of the same name, device and
-threads.
+The file is by default `benchmarks/results/speed.jsonl`. Weights are seeded and of full size, float32. The
+least of three runs of each way counts; both must agree. Rows are added to the file with machine, versions
+and commit, in place of one of the same name, device and threads.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ import capeval_core
 from benchmarks import blip2, hice, matching, umic, vilbertscore
 from benchmarks.workload import Workload, make_weights, make_workload
 from capeval_core.cache import FeatureCache
+from tools.exactness import RESULTS
 
 Way = Callable[[], Any]
 Ways = tuple[Way, Way]
-FILE = Path(__file__).with_suffix(".jsonl")
+FILE = RESULTS / "speed.jsonl"
 PROMPT = "A photo depicts "
 
 

@@ -5,7 +5,7 @@
 A case is a known variant, of one or two switches, of a metric on 300 captions of drawn scenes: `why` gets its
 scores, or its mean in four digits, and has to name it. Unknown cases are made by changes that are not in the
 table: naming a variant for sure is wrong. Faults change one thing between a bundle and its replay, which has
-to name the stage. `benchmarks/why.md` is the output of this program.
+to name the stage. `benchmarks/results/why.md` is the output of this program.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from capeval_core.replay.variants import ENCODED, NUMBER, SCORED, Switch
 from capeval_core.replay.why import Search
 from capeval_core.scores import pac
 from tools.captions import describe
+from tools.exactness import RESULTS
 from tools.scenes import draw, sample_scene
 
 CAPTIONS, IMAGES, CASES, PAIRS, UNKNOWN = 300, 40, 200, 70, 50
@@ -280,7 +281,7 @@ def main() -> None:
 | fault | stage | named | right |
 | --- | --- | --- | --- |
 """
-    Path(__file__).with_suffix(".md").write_text(report + "\n".join([*lines, ""]))
+    (RESULTS / "why.md").write_text(report + "\n".join([*lines, ""]))
 
 
 if __name__ == "__main__":

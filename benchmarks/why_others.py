@@ -6,7 +6,7 @@ Images, captions and references are drawn; sides are odd, some files are turned 
 have a palette. Scores come from transformers, open_clip, torchvision, OpenCV and torchmetrics on the packaged
 tiny CLIP (`benchmarks.other_tools`), and from pycocoevalcap, NLTK and rouge_score. A change that moves
 nothing here is no case. A known one is good if the true variant is the only one, or one of three; changes
-in nobody's list are made by the same code. `benchmarks/why_others.md` is the output of this program.
+in nobody's list are made by the same code. `benchmarks/results/why_others.md` is the output of this program.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from benchmarks.other_tools import image_features, of_torchmetrics, pixels_of, t
 from capeval_core.phrases.ptb import ptb_tokens
 from capeval_core.replay.why import Search
 from tools.captions import describe
+from tools.exactness import RESULTS
 from tools.scenes import draw, sample_scene
 
 CAPTIONS, IMAGES = 32, 16
@@ -606,7 +607,7 @@ def main() -> None:
         *lines,
         "",
     ]
-    Path(__file__).with_suffix(".md").write_text("\n".join(report))
+    (RESULTS / "why_others.md").write_text("\n".join(report))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ and the bias in b second differences of the formula (DiCiccio and Efron, Statist
 to be more than 0, as where no caption has an n-gram of its references, there is neither interval nor test.
 
 Intervals lie within the range of the metric. A p-value is never 0: `LEAST_P` stands for what is less.
-`docs/reports/coverage.md` says how often the truth is covered. Nothing is drawn at random.
+`benchmarks/results/coverage.md` says how often the truth is covered. Nothing is drawn at random.
 """
 
 from __future__ import annotations

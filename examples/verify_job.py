@@ -11,9 +11,9 @@
     uv run examples/verify_job.py --accept --metrics pacs,clips --sets none
     hf jobs uv run --flavor a10g-small --with git+ADDRESS_OF_THIS_REPOSITORY examples/verify_job.py --accept
 
-It writes verified.json and verified.md into --out. `docs/reports/verified.json` is one of these: the site
-makes the table of docs/verification.md of it. --accept accepts the terms of all that has no open licence,
-which `capeval fetch NAME --dry-run` shows.
+It writes verified.json and verified.md into --out. `benchmarks/results/verified.json` is one of these: the
+site makes the table of docs/verification.md of it. --accept accepts the terms of all that has no open
+licence, which `capeval fetch NAME --dry-run` shows.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def test_is_students_interval_and_test_where_nothing_is_skewed() -> None:
 @pytest.mark.parametrize("captions", ["1", "5", "1 to 5"])
 @pytest.mark.parametrize("images", [5, 20])
 def test_covers_the_truth_as_often_as_it_says(captions: str, images: int) -> None:
-    # A sample of docs/reports/coverage.md: the percentile bootstrap of images covers 80 to 84% with five.
+    # A sample of benchmarks/results/coverage.md: with five images the percentile bootstrap covers 80 to 84%.
     even = coverage(normal(captions, 0.1, images), trials=1500, seed=3, beside="percentile")
     assert 93.3 <= even["ours"] <= 96.7 and even["percentile"] < even["ours"] - 1
     skewed = coverage(exponential(captions, 0.0, images), trials=1500, seed=4, beside="student")

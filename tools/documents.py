@@ -1,7 +1,7 @@
 """Documents made from the classes: tables between markers, and pages of the site.
 
-    python -m tools.documents    writes the tables of README, docs/speed.md and the tasks of lmms-eval
-    mkdocs build --strict        makes the site, with pages of each metric, the commands and the API
+    python -m tools.documents    writes the tables of README, docs and lmms-eval's tasks, and `build/docs`
+    mkdocs build --strict        makes the site of `build/docs`, with pages of each metric, commands and API
 
 Two lines mark a table by its name, `<!-- metrics -->` and `<!-- /metrics -->`; in YAML with `# ` before them.
 """
@@ -13,9 +13,9 @@ import io
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 from capeval_core.cli import COMMANDS, main
@@ -29,10 +29,12 @@ from capeval_core.kept import write_whole
 from capeval_core.publishing import cards, metric_card, weights_card
 from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class
 from capeval_core.weights.catalogue import WEIGHTS
-from tools.exactness import BENCHMARKS, ON_CPU, ON_GPU, Line, exactness_rows, has_networks, legend, read_lines
+from tools.exactness import ON_CPU, ON_GPU, RESULTS, Line, exactness_rows, has_networks, legend, read_lines
 
 Row = list[str]
 CHECKOUT = Path(__file__).parents[1]
+SITE = CHECKOUT / "build" / "docs"
+"""The folder of the site's sources, which mkdocs reads."""
 _FILLED = ("README.md", "docs/files.md", "docs/speed.md", "capeval_core/integrations/lmms_tasks/captions")
 DOCUMENTS = [CHECKOUT / name for name in _FILLED]
 """The files of a checkout whose tables are committed; the site fills those of the other pages."""
@@ -110,8 +112,8 @@ def weights_table() -> str:
 
 
 def verified_table() -> str:
-    """What `examples/verify_job.py` found with real weights, where it was run."""
-    path = CHECKOUT / "docs" / "reports" / "verified.json"
+    """Published numbers that `examples/verify_job.py` reproduced with real weights, where it was run."""
+    path = RESULTS / "verified.json"
     if not path.is_file():
         job = "`uv run examples/verify_job.py --accept`"
         return f"Nothing yet. {job}, on a machine with a network, makes this table."
@@ -135,7 +137,7 @@ def seconds(run: Line) -> float:
 def speed_table() -> str:
     """Every stored run of `benchmarks.speed`: ours beside the plain way, and what a caption costs."""
     rows = []
-    for run in read_lines(BENCHMARKS / "speed.jsonl"):
+    for run in read_lines(RESULTS / "speed.jsonl"):
         cost = f"{seconds(run):,}" if "captions" in run else ""
         share = f"{run['share']:.2f}" if "share" in run else ""
         rows.append([run["about"], f"{run['ratio']:.1f}", cost, share, run["commit"], run["date"]])
@@ -282,7 +284,7 @@ def commands_page() -> str:
 
 
 def pages() -> dict[str, str]:
-    """The text of every page that is made, by its path in `docs/`."""
+    """The text of every page that is made, by its path in the site."""
     modules = ["capeval_core", *(f"capeval_core.{name}" for name in MODULES)]
     python = "\n\n".join(["# Python API", *(f"::: {name}" for name in modules)])
     made = {"reference/python.md": python, "reference/commands.md": commands_page()}
@@ -294,21 +296,27 @@ def pages() -> dict[str, str]:
     return made
 
 
-def on_files(files: Any, config: Any) -> Any:
-    """mkdocs asks this for the files of the site."""
-    from mkdocs.structure.files import File
-
-    for path, text in pages().items():
-        files.append(File.generated(config, path, content=text))
-    return files
-
-
-def on_page_markdown(text: str, **_: Any) -> str:
-    """mkdocs asks this for a page's text: tables are filled in, links lead to pages."""
+def site_text(text: str) -> str:
+    """A page as the site has it: tables are filled in, links lead to pages."""
     text = filled(text).replace("](../CHANGELOG.md)", "](changelog.md)")
+    text = text.replace("](../benchmarks/results/", "](results/")
     return re.sub(r"\]\(\.\./metrics/(\w+)/README\.md", r"](metrics/\1.md", text)
+
+
+def write_site() -> None:
+    """Write the files that mkdocs reads: those of `docs/`, measurements, and the pages that are made."""
+    shutil.rmtree(SITE, ignore_errors=True)  # else a page that is gone would stay in the site
+    shutil.copytree(CHECKOUT / "docs", SITE)
+    shutil.copytree(RESULTS, SITE / "results")
+    for name, text in pages().items():
+        path = SITE / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    for path in SITE.rglob("*.md"):
+        path.write_text(site_text(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
     for path in DOCUMENTS:
         write_whole(path, filled(path.read_text(encoding="utf-8")))
+    write_site()

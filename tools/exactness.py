@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-ON_CPU, ON_GPU = BENCHMARKS / "exactness.jsonl", BENCHMARKS / "cuda.jsonl"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+"""The one place of measurements."""
+ON_CPU = RESULTS / "exactness.jsonl"
+ON_GPU = RESULTS / "cuda.jsonl"
 COMPARED = {
     "order": "captions in reverse order, with the usual order",
     "batches": "batches of one, with automatic batches",
@@ -33,8 +35,8 @@ def exactness_rows(subject: str, on_cpu: list[Line], on_gpu: list[Line]) -> list
 
     Args:
         subject: a metric's name, or `NAME video`.
-        on_cpu: lines of `benchmarks/exactness.jsonl`. on_gpu: of `benchmarks/cuda.jsonl`, in which those of a
-            rehearsal do not count.
+        on_cpu: lines of `ON_CPU`.
+        on_gpu: lines of `ON_GPU`, of which those of a rehearsal do not count.
 
     >>> line = {"metrics": ["pacs"], "comparison": "bfloat16", "weights": "tiny", "output": "scores"}
     >>> exactness_rows("pacs", [{**line, "largest": 0.0044, "tau": 0.99823}], [])[0]

@@ -1,6 +1,6 @@
 """What there is to know about capeval on a CUDA GPU: golden cases, agreement with the CPU, speed.
 
-    python -m benchmarks.cuda [PART ...] [--device cuda] [--out benchmarks/cuda.jsonl]
+    python -m benchmarks.cuda [PART ...] [--device cuda] [--out benchmarks/results/cuda.jsonl]
 
 `CAPEVAL_TEST_DEVICE=cuda pytest tests/cuda tests/test_contract.py` runs the tests there. A part's rows
 replace those that the file has of it. Exit status: 1 if a goal is missed or a part failed.
@@ -21,8 +21,9 @@ from benchmarks import exactness, speed
 from benchmarks.cuda.agreement import Gpu, Row
 from benchmarks.cuda.towers import jpegs, towers
 from tests.golden.__main__ import comparisons
+from tools.exactness import RESULTS
 
-FILE = Path(__file__).parents[1] / "cuda.jsonl"
+FILE = RESULTS / "cuda.jsonl"
 
 
 def golden(gpu: Gpu) -> Iterator[Row]:

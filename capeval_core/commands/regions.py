@@ -1,10 +1,10 @@
-"""`capeval regions`, and `convert box-features`: box features of many images, computed or converted once."""
+"""`capeval regions`: box features of many images, computed once."""
 
 from __future__ import annotations
 
 import shlex
 from argparse import Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,89 +14,75 @@ from tqdm import tqdm
 from capeval_core.commands.common import check_folder, tell_reasons, write
 from capeval_core.commands.terminal import interruptible, parser_of, summary
 from capeval_core.errors import FileError, Problems, naming, wrong_option
-from capeval_core.inputs.boxes import EXTENSION, MANIFEST, BoxFeatureStore, Manifest, is_whole, npz_bytes
+from capeval_core.inputs.boxes import EXTENSION, MANIFEST, Manifest, is_whole, npz_bytes
 from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.inputs.joining import paths_by_id
 from capeval_core.scores.boxes import BoxSource, box_source_opener
 from capeval_core.weights.catalogue import FASTER_RCNN, FASTER_RCNN_VG, X152, X152_VG
 
 _DETECTORS = {FASTER_RCNN: FASTER_RCNN_VG, X152: X152_VG}
-_Found = tuple[str, Any, str]  # id, box features or an error or None where its file is there, key
 
 
 def run(arguments: list[str]) -> int:
+    """Write a file of box features for each image that has none; the exit status."""
     flags = parser_of("regions").read(arguments)
     problems = Problems()
     paths = paths_by_id(flags.images, problems)
     problems.raise_if_any()
-    images = {name: InputImage.of(path, f"image of {name!r}") for name, path in paths.items()}
+    images = {image_id: InputImage.of(path, f"image of {image_id!r}") for image_id, path in paths.items()}
+    # Before the detector is opened, which takes seconds, and again with the settings that it determines.
     _check_folder(flags.out)
     source, selection = _open(flags)
     encoder: Any = source.encoder
     _check_folder(flags.out, Manifest(source.label, selection, flags.dtype, encoder.fingerprint))
-    missing = {name: image for name, image in images.items() if not _is_there(flags.out, name, image)}
-    found = (
-        (name, visual.error or replace(visual.load(), selection=selection), visual.content)
-        for name, visual in zip(missing, encoder.encode_boxes(missing.values()), strict=True)
-    )
-    about = ["encoder", f"{source.label}, {selection}, {flags.dtype}"]
-    return _write_all(flags.out, found, len(images), len(images) - len(missing), about)
-
-
-def convert_box_features(arguments: list[str]) -> int:
-    """`capeval convert box-features`: released pickles as a folder of `.npz` files; the exit status."""
-    flags = parser_of("convert box-features").read(arguments)
-    _check_folder(flags.out)
-    released = BoxFeatureStore.open(flags.released, released=True)
-    # That release keeps 100 boxes of each image, by a rule without a name.
-    manifest = Manifest(f"released:{released.path.name}", "all", "float32", released.fingerprint)
-    _check_folder(flags.out, manifest)
-
-    def read() -> Iterator[_Found]:
-        for name in sorted(released.entries):
-            try:
-                features = released.source(name).decode()
-            except ImageError as error:
-                yield name, str(error), ""
-                continue
-            there = _is_there(flags.out, name, features)
-            yield name, None if there else replace(features, selection=manifest.selection), features.key
-
-    return _write_all(flags.out, read(), len(released.entries), 0, ["box features", str(flags.out)])
-
-
-def _write_all(out: Path, features: Iterable[_Found], total: int, there: int, about: list[str]) -> int:
-    """Write the box features of each id; the exit status, 1 where there are none."""
-    written, boxes, errors = 0, 0, list[str]()
-    resumed = f"what is in {out} stays: run the same command again to resume"
-    with interruptible(resumed), tqdm(total=total, initial=there, unit="image", disable=None) as bar:
-        for name, found, key in features:
-            if isinstance(found, str):
-                errors.append(found)
-            elif found is None:
-                there += 1
-            else:
-                write("--out", out / f"{name}{EXTENSION}", npz_bytes(found, key))
-                written, boxes = written + 1, boxes + len(found)
-            bar.update()
-    share = f" ({boxes / written:.1f} boxes each)" if written else ""
-    summary(["images", f"{written:,} written, {there:,} found, {len(errors):,} failed{share}"], about)
-    tell_reasons(errors, total, "images")
-    if len(errors) == total:
+    missing = {
+        image_id: image for image_id, image in images.items() if not _has_file(flags.out, image_id, image)
+    }
+    stored_count = len(images) - len(missing)
+    resumed = f"what is in {flags.out} is kept: run the same command again to resume"
+    bar = tqdm(total=len(images), initial=stored_count, unit="image", disable=None)
+    with interruptible(resumed), bar:
+        box_counts, errors = _write_missing(flags.out, missing, encoder, selection, bar)
+    counts = f"{len(box_counts):,} written, {stored_count:,} found, {len(errors):,} failed"
+    if box_counts:
+        counts += f" ({sum(box_counts) / len(box_counts):.1f} boxes each)"
+    summary(["images", counts], ["encoder", f"{source.label}, {selection}, {flags.dtype}"])
+    tell_reasons(errors, len(images), "images")
+    if len(errors) == len(images):
         return 1
-    print(f"score with them: pass --regions {shlex.quote(str(out))} to a metric on regions")
+    print(f"score with them: pass --regions {shlex.quote(str(flags.out))} to a metric on regions")
     return 0
 
 
-def _is_there(out: Path, name: str, source: Any) -> bool:
-    path = out / f"{name}{EXTENSION}"
+def _write_missing(
+    out: Path, images: Mapping[str, InputImage], encoder: Any, selection: str, bar: tqdm[Any]
+) -> tuple[list[int], list[str]]:
+    """Write the box features of images; the number of boxes of each file, and the reasons of failures."""
+    box_counts: list[int] = []
+    errors: list[str] = []
+    visuals = encoder.encode_boxes(images.values())
+    for image_id, visual in zip(images, visuals, strict=True):
+        if visual.error:
+            errors.append(visual.error)
+        else:
+            features = replace(visual.load(), selection=selection)
+            write("--out", out / f"{image_id}{EXTENSION}", npz_bytes(features, visual.content))
+            box_counts.append(len(features))
+        bar.update()
+    return box_counts, errors
+
+
+def _has_file(out: Path, image_id: str, image: InputImage) -> bool:
+    """Whether the folder has readable box features of exactly this image."""
+    path = out / f"{image_id}{EXTENSION}"
     try:
-        return path.exists() and is_whole(path, source.key)
+        return path.exists() and is_whole(path, image.key)
     except ImageError:  # the encoder reports it
         return False
 
 
 def _open(flags: Namespace) -> tuple[BoxSource, str]:
+    """The detector that the flags name, and the rule by which it selects boxes."""
     weights = _DETECTORS[flags.detector].name if flags.weights is None else flags.weights
     settings = {"selection": flags.selection, "device": flags.device, "dtype": flags.dtype}
     with naming({"regions": "weights"}):
@@ -106,24 +92,33 @@ def _open(flags: Namespace) -> tuple[BoxSource, str]:
         raise wrong_option("weights", weights, "is box features already, which need no encoder", fix)
     selection: str = getattr(source.encoder, "only_selection", flags.selection)
     if selection != flags.selection != "bua10_100":
-        found, fix = "is no choice of this region encoder, which has one rule", "leave it out"
-        raise wrong_option("selection", flags.selection, found, fix)
+        problem = "is not a choice of this region encoder, which has one rule"
+        raise wrong_option("selection", flags.selection, problem, "leave it out")
     return source, selection
 
 
 def _check_folder(out: Path, manifest: Manifest | None = None) -> None:
-    """Refuse a file, a folder of something else, and one that other settings filled; else have the folder."""
-    there, kept = check_folder(out), Manifest.read(out)
-    if kept is None and there:
-        found = f"--out {out} is not empty, and `capeval regions` did not fill it (there is no {MANIFEST})"
-        raise FileError(f"{found}: choose another folder")
-    if manifest is not None and kept is None:
-        out.mkdir(parents=True, exist_ok=True)
-        write("--out", out / MANIFEST, manifest.text())
+    """Refuse a folder of something else or of other settings; with a manifest, create what is missing."""
+    entries = check_folder(out)
+    stored = Manifest.read(out)
+    if stored is None:
+        if entries:
+            problem = (
+                f"--out {out} is not empty, and `capeval regions` did not fill it (there is no {MANIFEST})"
+            )
+            raise FileError(f"{problem}: choose another folder")
+        if manifest is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            write("--out", out / MANIFEST, manifest.text())
     elif manifest is not None:
-        old, new = vars(kept), vars(manifest)
-        # The encoder's name may have changed, as that of a folder does.
-        keys = {"encoder": "fingerprint", "selection": "selection", "dtype": "dtype"}
-        if other := [f"{name} {old[name]}" for name, key in keys.items() if old[key] != new[key]]:
-            found = f"--out {out} has regions of {', '.join(other)}"
-            raise FileError(f"{found}: choose another folder, or pass the settings that it was made with")
+        differences = []
+        # By its fingerprint, as the encoder's name may have changed, like that of a folder.
+        if stored.fingerprint != manifest.fingerprint:
+            differences.append(f"encoder {stored.encoder}")
+        if stored.selection != manifest.selection:
+            differences.append(f"selection {stored.selection}")
+        if stored.dtype != manifest.dtype:
+            differences.append(f"dtype {stored.dtype}")
+        if differences:
+            problem = f"--out {out} has regions of {', '.join(differences)}"
+            raise FileError(f"{problem}: choose another folder, or pass the settings that it was made with")

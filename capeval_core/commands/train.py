@@ -21,20 +21,31 @@ from capeval_core.weights.folder import open_unless_on_the_hub
 
 
 def run(arguments: list[str]) -> int:
-    name, rest = first_named(arguments, "train", kinds_of("train", "pacs", "umic", "vilbert"))
+    """Train a metric's network, or resume the training in --out; the exit status."""
+    name, flag_arguments = first_named(arguments, "train", kinds_of("train", "pacs", "umic", "vilbert"))
     # They import torch, and the list of trainings needs none.
     from capeval_core.training import pacs, trainer, umic, vilbert
 
-    kinds: Any = {"pacs": pacs.PacsTraining, "umic": umic.UmicTraining, "vilbert": vilbert.VilbertTraining}
-    objectives = {"umic": umic.UmicObjective, "vilbert": vilbert.VilbertObjective}
-    settings, objective = kinds[name], objectives.get(name)
-    tables, options = ("train METRIC", f"train {name}"), [CaptionSource, settings]
-    flags = parser_of(f"train {name}", *tables, options=options, metric=name).read(rest)
+    settings: Any
+    objective: Any = None
+    if name == "pacs":
+        settings = pacs.PacsTraining
+    elif name == "umic":
+        settings = umic.UmicTraining
+        objective = umic.UmicObjective
+    else:
+        settings = vilbert.VilbertTraining
+        objective = vilbert.VilbertObjective
+    parser = parser_of(
+        f"train {name}", "train METRIC", f"train {name}", options=[CaptionSource, settings], metric=name
+    )
+    flags = parser.read(flag_arguments)
     training = settings.of(f"capeval train {name}", chosen(flags, settings))
-    out, metric = flags.out, metric_class(settings.metric)
+    out: Path = flags.out
+    metric = metric_class(settings.metric)
     if trainer.STATE not in check_folder(out):
-        ours = {trainer.CURVES, trainer.LOG, trainer.REGIONS, trainer.TOWERS, trainer.TRACKED}
-        check_folder(out, {*ours, trainer.WEIGHTS}, "a training")
+        own_files = {trainer.CURVES, trainer.LOG, trainer.REGIONS, trainer.TOWERS, trainer.TRACKED}
+        check_folder(out, {*own_files, trainer.WEIGHTS}, "a training")
     with naming({"weights": "start"}):
         open_unless_on_the_hub(training.start, metric=metric.name, tiny=metric.name)
     regions = getattr(training, "regions", None)
@@ -55,34 +66,40 @@ def run(arguments: list[str]) -> int:
     else:
         train = _on_regions(objective, training, captioned, flags, store)
     out.mkdir(parents=True, exist_ok=True)
-    with interruptible(f"the training is kept in {out}: run the same command again to go on"):
+    with interruptible(f"the training is kept in {out}: run the same command again to resume"):
         weights = train(out, report=complain)
     from accelerate import PartialState
 
     if PartialState().is_main_process:
         counts = f"{counted(len(captioned.captions), 'caption')} of {counted(len(captioned.ids), 'image')}"
-        print(f"{weights}: weights of {metric.title}, made of {counts}, those held out among them")
-        print(f"{out / trainer.CURVES}: losses, learning rate, and what it is judged by")
+        print(f"{weights}: weights of {metric.title}, made of {counts}, including those held out")
+        print(f"{out / trainer.CURVES}: losses, learning rate and the validation measure")
         print(f"score with it:\n  {example_of(metric, weights)}")
     return 0
 
 
 def _pacs(training: Any, captioned: Any, flags: argparse.Namespace, source: Any) -> Callable[..., Path]:
+    """The training of PAC-S on checked data."""
     from capeval_core.training.augmentation import Positives
     from capeval_core.training.pacs import PairData, train_pacs
 
     positives = None if flags.positives is None else Positives(flags.positives)
-    file, folder, validation = flags.validation_captions, flags.validation_images or flags.images, None
-    if file is not None and folder is None:
-        raise ValueError("--validation-images is missing: pass the folder of the images that are held out")
-    if file is not None:
-        validation = replace(source, split=flags.validation_split).read(file, folder)
+    validation = None
+    if flags.validation_captions is not None:
+        folder = flags.validation_images or flags.images
+        if folder is None:
+            raise ValueError(
+                "--validation-images is missing: pass the folder of the images that are held out"
+            )
+        held_out = replace(source, split=flags.validation_split)
+        validation = held_out.read(flags.validation_captions, folder)
     return partial(train_pacs, training, PairData(training, captioned, positives, validation))
 
 
 def _on_regions(
     objective: Any, training: Any, captioned: Any, flags: argparse.Namespace, store: Any
 ) -> Callable[..., Path]:
+    """The training of a network on box features, on checked data."""
     from capeval_core.training.regions import train_on_regions
     from capeval_core.training.tags import open_tagger
 

@@ -1,7 +1,7 @@
 """Box features of images, as a detector gave them: a dict of arrays, an `.npz` file, or a store of many.
 
-Stores are folders of .npz files, UNITER's LMDB, a .tsv of bottom-up attention or LXMERT, and for `capeval
-convert box-features` alone the pickles of 12-in-1. Ids are listed without reading features.
+Stores are folders of .npz files, UNITER's LMDB, or a .tsv of bottom-up attention or LXMERT. Ids are listed
+without reading features.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import base64
 import hashlib
 import json
 import os
-import pickle
 import re
 import threading
 from abc import ABC, abstractmethod
@@ -22,7 +21,7 @@ from importlib import import_module
 from io import SEEK_END, BytesIO
 from numbers import Integral
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -281,7 +280,6 @@ def _size_of(value: Any) -> tuple[int, int]:
 _FORMS = (
     "a folder of .npz files (one per image, named by its id), UNITER's LMDB, or a bottom-up-attention .tsv"
 )
-_RELEASED = "12-in-1's LMDB, an .npy file of its extract_features.py, or a folder of these"
 EXTENSION = ".npz"
 _AGAIN = "write or download it again"
 
@@ -298,23 +296,19 @@ class BoxFeatureStore(ABC):
         self.name = f"precomputed:{path.name}"  # in signatures
 
     @staticmethod
-    def open(path: str | os.PathLike[str], *, released: bool = False) -> BoxFeatureStore:
-        """The store at a path, whose form shows there; released: one of 12-in-1. Raises FileError.
-
-        https://github.com/facebookresearch/vilbert-multi-task: `extract_features.py` writes an `.npy` per
-        image, which is a dict, `convert_to_lmdb.py` an LMDB of pickled dicts; older ones hold base64.
-        """
-        path, fix = Path(path), f"expected {_RELEASED if released else _FORMS}"
+    def open(path: str | os.PathLike[str]) -> BoxFeatureStore:
+        """The store at a path, whose form shows there. Raises FileError."""
+        path = Path(path)
+        fix = f"expected {_FORMS}"
         with reading(path, "file or folder", fix):
             if databases := _databases_at(path):
-                return _Database(path, databases, released=released)
-            extension = ".npy" if released else EXTENSION
-            is_folder = path.is_dir() and any(entry.suffix == extension for entry in path.iterdir())
-            if is_folder or (released and path.suffix == extension):
-                return _Files(path, extension)
-            if path.suffix.lower() == ".tsv" and path.is_file() and not released:
+                return _Database(path, databases)
+            if path.is_dir() and any(entry.suffix == EXTENSION for entry in path.iterdir()):
+                return _Files(path)
+            if path.suffix.lower() == ".tsv" and path.is_file():
                 return _Lines(path)
-        fix = "pass the folder that it lies in" if path.suffix == extension else fix
+        if path.suffix == EXTENSION:
+            fix = "pass the folder that it is in"
         known = path.is_dir() or path.is_file()  # a pipe could block for ever
         raise file_error(path, "has no box features of a known form" if known else "is no regular file", fix)
 
@@ -366,7 +360,7 @@ def id_of(image: Any) -> str:
     raise refused(f"is {value}", "with precomputed box features, images are ids or paths", kind=TypeError)
 
 
-# ---- a file per image: .npz, with the manifest of `capeval regions`, or the pickled .npy of 12-in-1
+# ---- a file per image: .npz, with the manifest of `capeval regions`
 
 MANIFEST = "regions.json"
 _IMAGE = "image"
@@ -399,22 +393,22 @@ class Manifest:
 
 
 class _Files(BoxFeatureStore):
-    def __init__(self, path: Path, extension: str) -> None:
+    """A folder of `.npz` files, each named by the id of its image."""
+
+    form = "npz"
+
+    def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.form = extension[1:]
         self.manifest = Manifest.read(path)
         self.selection = None if self.manifest is None else self.manifest.selection
 
     @cached_property
     def entries(self) -> Mapping[str, Path]:
-        if not self.path.is_dir():
-            return {self.path.stem: self.path}
-        names = [name for name in names_in(self.path) if name.endswith(f".{self.form}")]
-        return {name.removesuffix(f".{self.form}"): self.path / name for name in names}
+        names = [name for name in names_in(self.path) if name.endswith(EXTENSION)]
+        return {name.removesuffix(EXTENSION): self.path / name for name in names}
 
     def arrays(self, image_id: str) -> Mapping[str, Any]:
-        path = str(self.entries[image_id])
-        return npz_arrays(path) if self.form == "npz" else _released(image_id, BytesIO(read_file(path)))
+        return npz_arrays(str(self.entries[image_id]))
 
     def state(self) -> Iterable[object]:
         return self.manifest, [(one, path.stat().st_size) for one, path in sorted(self.entries.items())]
@@ -440,8 +434,8 @@ def is_whole(path: Path, image_key: str) -> bool:
 
 # ---- LMDB
 
-_KEYS = (b"__keys__", b"keys")
-"""Entries that list all keys, of UNITER and of 12-in-1."""
+_KEYS = b"__keys__"
+"""The entry that lists all keys."""
 _RULE = "th0.2_max100_min10"
 _PUBLISHED = "bua10_100"
 """Of the published model, in the database's name and in ours: boxes of a score above 0.2, from 10 to 100."""
@@ -465,8 +459,8 @@ def _databases_at(path: Path) -> list[Path]:
 
 class _Database(BoxFeatureStore):
     """An LMDB of https://github.com/ChenRocks/UNITER: by name of an image's `.npz` that file, or a map in
-    msgpack (also in a frame of lz4) whose arrays, in float16, are maps with `type`, `shape` and `data`. Or
-    one that 12-in-1 released. Several in one folder are those that UNITER published.
+    msgpack (also in a frame of lz4) whose arrays, in float16, are maps with `type`, `shape` and `data`.
+    Several in one folder are those that UNITER published.
 
     Where the number of boxes of an image is given beside the database, or in its name, that many are read and
     no more chosen: scores are rounded, and could choose others.
@@ -474,7 +468,7 @@ class _Database(BoxFeatureStore):
 
     form = "lmdb"
 
-    def __init__(self, path: Path, databases: list[Path], *, released: bool) -> None:
+    def __init__(self, path: Path, databases: list[Path]) -> None:
         super().__init__(path)
         for package in ("lmdb", "lz4", "msgpack"):  # now, not at the first entry that needs one
             with needs(package, "lmdb"):
@@ -485,15 +479,15 @@ class _Database(BoxFeatureStore):
         if len(chosen) > 1 and chosen is databases:
             names = ", ".join(map(repr, sorted(by_name)))
             raise file_error(path, f"holds several databases ({names})", "pass the path of one of them")
-        self.data, self.released = chosen[0], released
-        self.rule, self.counts = ("", {}) if released else _read_counts(self.data.parent)
+        self.data = chosen[0]
+        self.rule, self.counts = _read_counts(self.data.parent)
         self.selection = self.rule if self.counts else None
 
     @cached_property
     def entries(self) -> Mapping[str, bytes]:
         with _opened(self.data) as (_, transaction):
             keys = [bytes(key) for key in transaction.cursor().iternext(values=False)]
-        entries = {key.decode(errors="replace"): key for key in keys if key not in _KEYS}
+        entries = {key.decode(errors="replace"): key for key in keys if key != _KEYS}
         found = ""
         if isinstance(self.counts, dict) and self.counts and self.counts.keys().isdisjoint(entries):
             found = f"the numbers of boxes beside it are of other images: {next(iter(self.counts))!r}"
@@ -507,11 +501,8 @@ class _Database(BoxFeatureStore):
         key = self.entries[image_id]
         with _opened(self.data) as (_, transaction):
             data = bytes(transaction.get(key))
-        if self.released:
-            return _released(image_id, BytesIO(data))
         if data[:1] == b"\x80" and len(data) > 1:
-            fix = "convert them once: capeval convert box-features DATABASE --out FOLDER"
-            raise refused("its entry is a pickle, as 12-in-1 releases features", fix)
+            raise refused("its entry is a pickle, which could run code", "compute it with `capeval regions`")
         arrays = npz_arrays(data) if data.startswith(b"PK\x03\x04") else _unpacked(data)
         n = self.counts if isinstance(self.counts, int) else self.counts.get(key.decode())
         if n is None:
@@ -522,7 +513,7 @@ class _Database(BoxFeatureStore):
     def state(self) -> Iterable[object]:
         with _opened(self.data) as (environment, _):
             info, entries = environment.info(), environment.stat()["entries"]
-        return info["last_txnid"], info["last_pgno"], entries, *([] if self.released else [self.counts])
+        return info["last_txnid"], info["last_pgno"], entries, self.counts
 
 
 @contextmanager
@@ -657,63 +648,3 @@ def _lines_of(path: Path, header: str, size: int, time: int) -> Mapping[str, tup
 
 def _from_base64(value: bytes | str) -> NDArray[np.float32]:
     return np.frombuffer(base64.b64decode(value, validate=True), dtype="<f4")
-
-
-# ---- 12-in-1's pickles, of which every name stands for a function of this file or of NumPy's arrays
-
-_OF_NUMPY = {
-    "dtype": np.dtype,
-    "ndarray": np.ndarray,
-    "scalar": np.float32(0).__reduce__()[0],
-    "_reconstruct": np.zeros(1).__reduce__()[0],
-    "_frombuffer": np.zeros(1).__reduce_ex__(5)[0],
-}
-_OTHERS = {
-    ("_codecs", "encode"): lambda text, _: text.encode("latin-1"),
-    ("builtins", "bytes"): bytes,
-    ("__builtin__", "bytes"): bytes,
-}
-
-
-class _Unpickler(pickle.Unpickler):
-    """For pickles of plain data; nothing that they name is run."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module.partition(".")[0] == "numpy" and name in _OF_NUMPY:
-            return _OF_NUMPY[name]
-        if (module, name) in _OTHERS:
-            return _OTHERS[module, name]
-        shown = ascii(f"{module[:60]}.{name[:60]}")[1:-1]  # without control characters of a terminal
-        raise refused(f"the pickle names {shown}", "expected NumPy arrays, dicts, texts and numbers only")
-
-
-def _released(image_id: str, file: IO[bytes]) -> Mapping[str, Any]:
-    """The arrays of a pickle: all boxes, also those behind `num_boxes`, which the release's networks read."""
-    if not image_id.isprintable() or set(image_id) & set("/\\\ufffd") or image_id[:1] in ("", "."):
-        raise refused("its id can name no file", "give the image another id")
-    if file.read(1) == b"\x93":  # an .npy file, whose object is pickled behind a header
-        file.seek(0)
-        version = np.lib.format.read_magic(file)
-        getattr(np.lib.format, f"read_array_header_{version[0]}_{version[1]}")(file)
-    else:
-        file.seek(0)
-    content = _Unpickler(file, encoding="latin-1").load()
-    if isinstance(content, np.ndarray) and content.dtype == object:
-        content = content.item()
-    if not isinstance(content, dict):
-        raise refused(f"the pickle is {described(content)}", "expected a dict of box features")
-
-    def one_of(*names: str) -> Any:
-        for name in names:
-            if name in content:
-                return content[name]
-        raise refused(f"there is no {' or '.join(names)}", f"expected {_RELEASED}")
-
-    boxes, features = (
-        np.asarray(_from_base64(value) if isinstance(value, (str, bytes)) else value)
-        for value in (one_of("boxes", "bbox"), one_of("features"))
-    )
-    boxes = boxes.reshape(-1, 4) if boxes.ndim == 1 else boxes
-    features = features.reshape(len(boxes), -1) if features.ndim == 1 else features
-    size = one_of("image_w", "image_width"), one_of("image_h", "image_height")
-    return {"boxes": boxes, "features": features, "size": size}

@@ -140,6 +140,7 @@ class _Reader:
         self._close()
 
     def _step(self) -> None:
+        """Read the next word, or the next words that belong together."""
         word = self._word()
         if self._location() or self._joined_link():
             return
@@ -174,6 +175,7 @@ class _Reader:
         return self.tokens[at].lower() if at < len(self.tokens) else ""
 
     def _rest(self) -> str:
+        """The next seven words, enough for every pattern of several words."""
         return " ".join(self.tokens[self.at : self.at + 7]).lower()
 
     def _location(self) -> bool:
@@ -242,7 +244,8 @@ class _Reader:
             self.at += 1
             listed = self._adjectives(run) and run[-1].lower() in ADJECTIVES and self._plain(self._word(1))
             if listed and self._word() in ("and", ","):
-                run += [self._word()] * (self._word() == "and")
+                if self._word() == "and":
+                    run.append("and")
                 self.at += 1
         if run:
             self._split(run, opened, article in ("a", "an", "one"))
@@ -251,6 +254,7 @@ class _Reader:
         return all(word.lower() in ADJECTIVES | COUNTS | {"and"} for word in run)
 
     def _split(self, run: list[str], opened: bool, single: bool) -> None:
+        """Read a run of open-class words as a noun phrase, a predicate, or one after the other."""
         described = not opened and self.subject is not None and self.predicate and self.predicate[-1] in BE
         if described and self._adjectives(run):
             self.predicate += run
@@ -264,15 +268,17 @@ class _Reader:
             return
         if run[verb].lower() in VERBS and not self.predicate:
             self._finite()
-        predicate, rest = [run[verb]], run[verb + 1 :]
-        while rest and (rest[0].lower() in ADVERBS or rest[0].lower().endswith("ly")):
-            predicate.append(rest.pop(0))
+        end = verb + 1
+        while end < len(run) and (run[end].lower() in ADVERBS or run[end].lower().endswith("ly")):
+            end += 1
+        predicate = run[verb:end]
+        after_predicate = run[end:]
         if _is_verb(run[verb].lower()):
             self.predicate = [word for word in self.predicate if word.lower() not in BE]
         self.predicate += predicate
         self.complete = True
-        if rest:
-            self._split(rest, False, False)
+        if after_predicate:
+            self._split(after_predicate, False, False)
 
     def _find_verb(self, run: list[str], opened: bool, single: bool) -> int:
         """The index in the run at which the predicate begins, that of its end where there is none."""
@@ -298,23 +304,28 @@ class _Reader:
         return len(run)
 
     def _noun(self, run: list[str]) -> None:
+        """Add a noun phrase, and its relation to the subject where there is a predicate."""
         if not self.predicate and self.subject is not None and self.complete:
             self._close()
         words = " ".join(run)
         # "a group of people" is one noun phrase.
         if self.predicate == ["of"] and self.facts and self.subject is not None:
-            whole = self.nouns[self.subject]
-            self.nouns[self.subject] = whole._replace(words=f"{whole.words} of {words}")
+            group = self.nouns[self.subject]
+            self.nouns[self.subject] = group._replace(words=f"{group.words} of {words}")
             self.predicate = []
             return
-        predicate, subject = " ".join(self.predicate), self.subject
+        predicate = " ".join(self.predicate)
+        subject = self.subject
         self.nouns.append(_Noun(words, self.leading_location))
-        self.leading_location, self.predicate, self.complete = "", [], False
         index = len(self.nouns) - 1
         self.facts.append((index, "", None))
+        self.related = bool(predicate) and subject is not None
         if predicate and subject is not None:
             self.facts.append((subject, predicate, index))
-        self.related, self.relative = bool(predicate) and subject is not None, False
+        self.leading_location = ""
+        self.predicate = []
+        self.complete = False
+        self.relative = False
         self.subject = index
         if self.first is None:
             self.first = index
@@ -323,10 +334,12 @@ class _Reader:
         """End a predicate that has no object."""
         if self.complete and self.subject is not None:
             self.facts.append((self.subject, " ".join([*self.predicate, location]).strip(), None))
-        self.predicate, self.complete = [], False
+        self.predicate = []
+        self.complete = False
 
 
 def _is_verb(word: str) -> bool:
+    """Whether a word is a verb, by the list or by its ending."""
     return word in VERBS or (len(word) > 4 and word.endswith("ing") and word not in ING_NOUNS)
 
 
@@ -359,6 +372,7 @@ def sentences(text: str) -> list[str]:
 
 
 def _ends(line: str, match: re.Match[str]) -> bool:
+    """Whether a mark ends a sentence, by the word before it and the character behind it."""
     after = line[match.end() :].lstrip()
     if not after:
         return True

@@ -65,14 +65,24 @@ def triplets(graph: str) -> list[_Triplet]:
     closed: list[str] = re.findall(r"\(([^()]*)\)", graph)
     if not closed:
         closed = re.split(r"[(),]", graph.strip(" ,()"))[:1]
-    facts = [_triplet([without_mark(field.strip()) for field in fact.split(",")]) for fact in closed]
-    related = {name for fact in facts if fact.predicate for name in (fact.subject, fact.object)}
-    kept = [fact for fact in facts if fact.subject and (fact.predicate or fact.subject not in related)]
-    return list(dict.fromkeys(kept))
+    facts = []
+    for fields in closed:
+        facts.append(_triplet([without_mark(field.strip()) for field in fields.split(",")]))
+    related: set[str] = set()
+    for fact in facts:
+        if fact.predicate:
+            related |= {fact.subject, fact.object}
+    distinct: dict[_Triplet, None] = {}
+    for fact in facts:
+        if fact.subject and (fact.predicate or fact.subject not in related):
+            distinct.setdefault(fact)
+    return list(distinct)
 
 
 def _triplet(fields: list[str]) -> _Triplet:
-    subject, object = fields[0], fields[-1]
+    """The fact of so many fields, however many the parser wrote."""
+    subject = fields[0]
+    object = fields[-1]
     if len(fields) == 2:
         return _Triplet(subject, object) if subject else _Triplet(object)
     predicate = " ".join(filter(None, fields[1:-1]))
@@ -82,18 +92,23 @@ def _triplet(fields: list[str]) -> _Triplet:
 
 
 def phrases_of(graph: str, style: Style = "triplet") -> list[str]:
-    """The facts of a graph as phrases, without duplicates; none where there are only entities: the caption
-    says more.
+    """The facts of a graph as phrases, without duplicates.
+
+    There are none where the graph has entities alone, as the caption itself says more.
 
     `triplet`: "subject predicate object", with attributes as "dog is brown". `soft-spice`: as the FACTUAL
     package.
     """
     facts = triplets(graph)
     if style == "soft-spice":
-        return list(soft_spice_phrases([part.strip() for part in fact if part] for fact in facts))
+        return list(soft_spice_phrases(map(_fields, facts)))
     if not any(fact.predicate for fact in facts):
         return []
     return list(dict.fromkeys(" ".join(filter(None, fact)) for fact in facts))
+
+
+def _fields(fact: _Triplet) -> list[str]:
+    return [field.strip() for field in fact if field]
 
 
 def without_mark(field: str) -> str:
@@ -104,19 +119,24 @@ def without_mark(field: str) -> str:
 def soft_spice_phrases(facts: Iterable[Sequence[str]]) -> dict[str, Kind]:
     """The phrases of FACTUAL's Soft-SPICE, each with its kind, from the fields of each fact."""
     phrases: dict[str, Kind] = {}
-    for first, *others in facts:
-        if len(others) == 1 or (len(others) > 1 and others[0] == "is"):
-            phrases[f"{others[len(others) > 1]} {first}"] = "attribute"
-        elif others:
-            phrases[" ".join([first, *others])] = "relation"
-            phrases[others[-1]] = "entity"
-        phrases[first] = "entity"
+    for fields in facts:
+        subject = fields[0]
+        if len(fields) == 2:
+            phrases[f"{fields[1]} {subject}"] = "attribute"
+        elif len(fields) > 2 and fields[1] == "is":
+            phrases[f"{fields[2]} {subject}"] = "attribute"
+        elif len(fields) > 2:
+            phrases[" ".join(fields)] = "relation"
+            phrases[fields[-1]] = "entity"
+        phrases[subject] = "entity"
     return phrases
 
 
 class FactualParser:
-    """FACTUAL as a `PhraseSource`, from a Hub id or a folder in transformers' format; a sentence without a
-    fact is its own phrase."""
+    """FACTUAL as a `PhraseSource`, from a Hub id or a folder in transformers' format.
+
+    A sentence without a fact is its own phrase.
+    """
 
     def __init__(
         self,
@@ -129,10 +149,10 @@ class FactualParser:
         beams: int = _BEAMS,
     ) -> None:
         self.style = style
-        on = resolve_device(device)
+        resolved = resolve_device(device)
         folder, label, version = _find_parser(fspath(model))
-        key = ("factual", str(folder.resolve()), version, str(on), dtype, beams)
-        self._writer = opened_once(key, lambda: _GraphWriter(folder, label, on, dtype, beams))
+        key = ("factual", str(folder.resolve()), version, str(resolved), dtype, beams)
+        self._writer = opened_once(key, lambda: _GraphWriter(folder, label, resolved, dtype, beams))
         settings = [version, _PROMPT, beams, _LONGEST_INPUT, _LONGEST_OUTPUT, dtype, style, _REVISION]
         self.fingerprint = f"factual-{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]}"
         self.name = f"{label.split('/')[-1]}@{version[:8]}"
@@ -140,26 +160,44 @@ class FactualParser:
 
     def phrases(self, texts: Sequence[str]) -> list[Phrases]:
         """The phrases of each text, sentence after sentence; equal sentences are parsed once."""
-        split = {text: sentences(text) for text in dict.fromkeys(texts)}
-        distinct = list(dict.fromkeys(chain.from_iterable(split.values())))
-        parsed = dict(zip(distinct, self._writer.write(distinct, self._size), strict=True))
-        found = {}
-        for text, own in split.items():
-            of_sentences = [phrases_of(parsed[sentence][0], self.style) for sentence in own]
-            pairs = zip(of_sentences, own, strict=True)
-            phrases = dict.fromkeys(chain.from_iterable(several or [sentence] for several, sentence in pairs))
-            truncated = sum(parsed[sentence][1] for sentence in own)
-            found[text] = Phrases(tuple(phrases) or (text,), truncated, of_sentences.count([]) if own else 1)
-        return [found[text] for text in texts]
+        sentences_of = {text: sentences(text) for text in dict.fromkeys(texts)}
+        distinct = list(dict.fromkeys(chain.from_iterable(sentences_of.values())))
+        graphs = dict(zip(distinct, self._writer.write(distinct, self._size), strict=True))
+        phrases_by_text = {}
+        for text, text_sentences in sentences_of.items():
+            sentence_graphs = [(sentence, *graphs[sentence]) for sentence in text_sentences]
+            phrases_by_text[text] = self._phrases_of_text(text, sentence_graphs)
+        return [phrases_by_text[text] for text in texts]
+
+    def _phrases_of_text(self, text: str, graphs: Sequence[tuple[str, str, bool]]) -> Phrases:
+        """The phrases of a text, from (sentence, its graph, whether it was truncated)."""
+        if not graphs:  # a text without any word
+            return Phrases((text,), fallback=1)
+        phrases: dict[str, None] = {}
+        truncated = 0
+        fallback = 0
+        for sentence, graph, was_truncated in graphs:
+            facts = phrases_of(graph, self.style)
+            if was_truncated:
+                truncated += 1
+            if not facts:
+                fallback += 1
+                facts = [sentence]
+            phrases.update(dict.fromkeys(facts))
+        return Phrases(tuple(phrases), truncated, fallback)
 
 
 class _GraphWriter:
-    """The model of a scene-graph parser, with an LRU cache of its graphs, each with whether its sentence was
-    truncated."""
+    """The model of a scene-graph parser, with an LRU cache.
+
+    The cache holds the graph of each sentence, and whether the sentence was truncated.
+    """
 
     def __init__(self, folder: Path, label: str, device: torch.device, dtype: str, beams: int) -> None:
-        self._tokenizer, loaded = _load(folder, label, DTYPES[dtype])
-        self._model, self._device, self._beams = loaded.to(device).eval(), device, beams
+        self._tokenizer, model = _load(folder, label, DTYPES[dtype])
+        self._model = model.to(device).eval()
+        self._device = device
+        self._beams = beams
         self._graphs: OrderedDict[str, tuple[str, bool]] = OrderedDict()
 
     def write(self, texts: Sequence[str], size: BatchSize) -> list[tuple[str, bool]]:
@@ -175,6 +213,7 @@ class _GraphWriter:
         return [graphs[text] for text in texts]
 
     def _written(self, texts: list[str], size: BatchSize) -> list[tuple[str, bool]]:
+        """The graphs of sentences that the cache lacks."""
         if not texts:
             return []
         tokenized = self._tokenizer([_PROMPT + text.strip() for text in texts], verbose=False)["input_ids"]
@@ -189,12 +228,12 @@ class _GraphWriter:
         return [graphs[index] for index in range(len(texts))]
 
     def _generate(self, inputs: list[list[int]]) -> list[str]:
+        """The graphs of one batch of token ids."""
         pad = self._tokenizer.pad_token_id
         rows = [torch.tensor(row) for row in inputs]
-        ids, mask = (
-            pad_sequence(own, batch_first=True, padding_value=value).to(self._device)
-            for own, value in ((rows, pad), ([torch.ones_like(row) for row in rows], 0))
-        )
+        is_token = [torch.ones_like(row) for row in rows]
+        ids = pad_sequence(rows, batch_first=True, padding_value=pad).to(self._device)
+        mask = pad_sequence(is_token, batch_first=True, padding_value=0).to(self._device)
         with torch.inference_mode(), exact_float32(self._device):
             written = self._model.generate(
                 ids,
@@ -231,6 +270,7 @@ def _find_parser(model: str) -> tuple[Path, str, str]:
 
 
 def _load(folder: Path, label: str, dtype: Any) -> tuple[Any, Any]:
+    """The tokenizer and the model of a folder."""
     import transformers
 
     auto: Any = transformers
@@ -239,10 +279,10 @@ def _load(folder: Path, label: str, dtype: Any) -> tuple[Any, Any]:
         tokenizer = auto.AutoTokenizer.from_pretrained(folder)
         model = auto.AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype, use_safetensors=True)
         check_finite(model.state_dict(), "they make no sense of any caption")
-    except Exception as error:  # a damaged file raises whatever its reader raises
+    except Exception as error:  # a damaged file can raise anything
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         raise WeightsError(f"{_WHAT} {label!r} in {folder} could not be loaded ({reason}): {fix}") from error
     if tokenizer.pad_token_id is None or len(tokenizer) > model.get_input_embeddings().num_embeddings:
-        found = "a tokenizer that is not its own (no pad token, or more tokens than the model has)"
-        raise WeightsError(f"{_WHAT} {label!r} has {found}: {fix}")
+        problem = "has a tokenizer that is not its own (no pad token, or more tokens than the model has)"
+        raise WeightsError(f"{_WHAT} {label!r} {problem}: {fix}")
     return tokenizer, model

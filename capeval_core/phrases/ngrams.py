@@ -43,7 +43,12 @@ _WORD = re.compile(r"\b\w\w+\b")
 @dataclass(frozen=True)
 class Ngrams:
     """The n-grams of one length in a block: n-gram `gram[i]` occurs `count[i]` times in caption `caption[i]`.
-    Equal n-grams of different pools are different kinds; start: per kind, a word with which it begins."""
+
+    Equal n-grams of different pools are different kinds. start: per kind, a word with which it begins.
+
+        pool 0: "a dog", "a cat"    n = 1    gram    0=a 1=dog | 0=a 2=cat
+                                             caption 0   0     | 1   1
+    """
 
     n: int
     caption: Integers
@@ -70,8 +75,16 @@ def _words(tokens: Tokens) -> Tokens:
 
 
 class TextBlock:
-    """Pools of captions as flat arrays: `pool` and `lengths` (words) of each caption; `caption` of each word,
-    and its place in `vocabulary`; `sizes`, the captions of each pool."""
+    """Pools of captions as flat arrays.
+
+    `pool` and `lengths` (words) of each caption; `caption` of each word, and its place in `vocabulary`;
+    `sizes`, the captions of each pool.
+
+        pools    ["a dog", "a cat"]  ["a dog"]
+        pool      0        0          1            of each caption
+        caption   0 0      1 1        2 2          of each word
+        words     0 1      0 2        0 1          places in ["a", "dog", "cat"]
+    """
 
     def __init__(self, pools: Sequence[Sequence[Tokens]]) -> None:
         vocabulary: dict[str, int] = defaultdict(count().__next__)
@@ -120,9 +133,9 @@ def reciprocal(norms: Floats) -> Floats:
     return np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > 0)
 
 
-def length_penalty(one: Integers, other: Integers) -> Floats:
+def length_penalty(lengths: Integers, reference_lengths: Integers) -> Floats:
     """CIDEr-D's Gaussian of the difference in length, counted in bigrams, of texts of so many words."""
-    difference = np.maximum(one - 1, 0) - np.maximum(other - 1, 0)
+    difference = np.maximum(lengths - 1, 0) - np.maximum(reference_lengths - 1, 0)
     return np.asarray(np.exp(-(difference**2) / (2 * SIGMA**2)))
 
 
@@ -176,16 +189,18 @@ def tfidf_consensus(pools: Sequence[Sequence[str]]) -> list[Floats]:
             unit = weights * inverse[grams.caption]
             together = sums_by(grams.gram, unit, grams.kinds)
             dots += sums_by(grams.caption, unit * together[grams.gram], len(dots))
-        others = block.sizes[block.pool] - 1
-        mean = np.where(others > 0, (dots - 1) / np.maximum(others, 1), 0.0)
+        rivals = block.sizes[block.pool] - 1  # of each caption in its pool
+        mean = np.where(rivals > 0, (dots - 1) / np.maximum(rivals, 1), 0.0)
         scores += np.split(mean, np.cumsum(block.sizes)[:-1])
     return scores
 
 
 def mean_cider_vectors(pools: Sequence[Sequence[Tokens]]) -> Any:
-    """(pools, n-grams) the mean CIDEr vector of the captions of each pool, of their tokens, as a `csr_array`:
-    the product of two rows is the mean CIDEr of each caption of one pool with each of the other, by documents
-    of pools."""
+    """(pools, n-grams) the mean CIDEr vector of the captions of each pool, of their tokens, as a `csr_array`.
+
+    The product of two rows is the mean CIDEr of each caption of one pool with each of the other, by documents
+    of pools.
+    """
     from scipy.sparse import csr_array, hstack
 
     block = TextBlock(pools)
@@ -208,16 +223,16 @@ def _idf(block: TextBlock, grams: Ngrams, documents: Documents) -> Floats:
     size = block.sizes[grams.pool_of_gram(block)]
     if documents.startswith("doc_leave_one_out"):
         # One caption's n-gram is in the documents of all captions but its own.
-        held = np.where(in_pool > 1, size, size - 1).astype(np.float64)
+        with_gram = np.where(in_pool > 1, size, size - 1).astype(np.float64)
     elif documents.startswith("doc_image"):
-        held = np.ones(grams.kinds)
+        with_gram = np.ones(grams.kinds)
     else:
-        held = in_pool.astype(np.float64)
+        with_gram = in_pool.astype(np.float64)
     if documents.endswith("within_pool"):
-        return _log(size) - _log(held)
+        return _log(size) - _log(with_gram)
     shared = block.across_pools(grams)
     total = len(block.sizes) if documents.startswith("doc_image") else len(block.pool)
-    return _log(np.float64(total)) - _log(np.bincount(shared, held)[shared])
+    return _log(np.float64(total)) - _log(np.bincount(shared, with_gram)[shared])
 
 
 def _log(count: NDArray[np.generic] | np.float64) -> Floats:
@@ -226,41 +241,49 @@ def _log(count: NDArray[np.generic] | np.float64) -> Floats:
 
 
 def _agreement(block: TextBlock, grams: Ngrams, weights: Floats) -> Floats:
-    """(captions,) the sums of cosines of each caption with the others of its pool: products with all vectors
-    add up to the product with their sum, so no pair is formed."""
+    """(captions,) the sums of cosines of each caption with the others of its pool.
+
+    Products with all vectors add up to the product with their sum, so no pair is formed.
+    """
     captions = len(block.pool)
     unit = weights * reciprocal(np.sqrt(sums_by(grams.caption, weights**2, captions)))[grams.caption]
-    others = sums_by(grams.gram, unit, grams.kinds)[grams.gram] - unit
+    sum_of_rivals = sums_by(grams.gram, unit, grams.kinds)[grams.gram] - unit
     # Of an n-gram that no other caption has, rounding may leave a trace.
-    others = np.where(grams.frequency()[grams.gram] > 1, others, 0.0)
-    return sums_by(grams.caption, unit * others, captions)
+    sum_of_rivals = np.where(grams.frequency()[grams.gram] > 1, sum_of_rivals, 0.0)
+    return sums_by(grams.caption, unit * sum_of_rivals, captions)
 
 
 def _agreement_d(block: TextBlock, grams: Ngrams, weights: Floats) -> Floats:
-    """The same for CIDEr-D, whose clipping needs all pairs of captions that share an n-gram."""
+    """`_agreement` for CIDEr-D, whose clipping needs all pairs of captions that share an n-gram."""
     captions = len(block.pool)
     inverse = reciprocal(np.sqrt(sums_by(grams.caption, weights**2, captions)))
     order = np.argsort(grams.gram, kind="stable")
-    caption, weight = grams.caption[order], weights[order]
+    caption = grams.caption[order]
+    weight = weights[order]
     holders = grams.frequency()
     partners = holders[grams.gram[order]]
-    one = np.repeat(np.arange(len(order)), partners)
-    # Entry k of a run of equal n-grams meets each entry of the run in turn.
-    other = ranges(starts_of(holders)[grams.gram[order]], partners)
-    one, other = one[one != other], other[one != other]
-    left, right = caption[one], caption[other]
-    penalty = length_penalty(block.lengths[left], block.lengths[right])
-    clipped = np.minimum(weight[one], weight[other]) * weight[other]
-    return sums_by(left, clipped * inverse[left] * inverse[right] * penalty, captions)
+    # Each entry of a run of equal n-grams meets every entry of the run, then not itself.
+    entry = np.repeat(np.arange(len(order)), partners)
+    rival = ranges(starts_of(holders)[grams.gram[order]], partners)
+    is_pair = entry != rival
+    entry = entry[is_pair]
+    rival = rival[is_pair]
+    candidate = caption[entry]
+    reference = caption[rival]
+    penalty = length_penalty(block.lengths[candidate], block.lengths[reference])
+    clipped = np.minimum(weight[entry], weight[rival]) * weight[rival]
+    return sums_by(candidate, clipped * inverse[candidate] * inverse[reference] * penalty, captions)
 
 
 def _blocks(pools: Sequence[Sequence[Tokens]], words: int) -> Iterator[Sequence[Sequence[Tokens]]]:
     """Runs of pools with about as many words, at least one pool each."""
-    start = held = 0
+    start = 0
+    word_count = 0
     for index, pool in enumerate(pools):
-        held += sum(map(len, pool))
-        if held >= words:
+        word_count += sum(map(len, pool))
+        if word_count >= words:
             yield pools[start : index + 1]
-            start, held = index + 1, 0
+            start = index + 1
+            word_count = 0
     if start < len(pools):
         yield pools[start:]

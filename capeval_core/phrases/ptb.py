@@ -64,7 +64,8 @@ def _tokens(text: str) -> list[str]:
     if "&" in text:
         kinds = _ACCENTED.sub(lambda name: MARK * len(name[0]), kinds)
     tokens: list[str] = []
-    at, end = 0, len(text)
+    at = 0
+    end = len(text)
     while at < end:
         plain = _PLAIN.match(kinds, at)
         if plain:

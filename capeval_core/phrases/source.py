@@ -51,8 +51,8 @@ class _PrecomputedPhrases:
         for caption, listed in phrases.items():
             name = f"phrases[{_short(caption)}]"
             if isinstance(listed, str) or not isinstance(listed, Sequence):
-                shown = repr(listed) if isinstance(listed, str) else f"a {type(listed).__name__}"
-                problems.add(f"{name} is {shown}: pass a list of phrases", kind=TypeError)
+                value = repr(listed) if isinstance(listed, str) else f"a {type(listed).__name__}"
+                problems.add(f"{name} is {value}: pass a list of phrases", kind=TypeError)
                 continue
             for index, phrase in enumerate(listed):
                 if not isinstance(phrase, str):
@@ -62,7 +62,7 @@ class _PrecomputedPhrases:
                     problems.add(f"{name}[{index}] is empty: leave it out")
         problems.raise_if_any()
         self._phrases = {caption: _phrases_or_text(listed, caption) for caption, listed in phrases.items()}
-        content = json.dumps(sorted((text, own.phrases) for text, own in self._phrases.items()))
+        content = json.dumps(sorted((caption, listed.phrases) for caption, listed in self._phrases.items()))
         self.fingerprint = f"given-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
     def phrases(self, texts: Sequence[str]) -> list[Phrases]:
@@ -82,13 +82,16 @@ def _phrases_or_text(phrases: Sequence[str], text: str) -> Phrases:
 
 
 def _short(text: Any) -> str:
-    shown = repr(text)
-    return shown if len(shown) <= 60 else f"{shown[:56]}...{shown[0]}"
+    """A caption in quotes, cut to 60 characters."""
+    quoted = repr(text)
+    return quoted if len(quoted) <= 60 else f"{quoted[:56]}...{quoted[0]}"
 
 
 def phrase_opener(spec: Any) -> Callable[..., PhraseSource]:
-    """Check what the option `phrases` of HICE-S names before any model is opened; the result opens it, with
-    the keywords `style`, `device`, `dtype` and `batch_size`."""
+    """Check what the option `phrases` of HICE-S names before any model is opened.
+
+    Returns a function that opens the source, with the keywords `style`, `device`, `dtype` and `batch_size`.
+    """
     if isinstance(spec, PhraseSource):
         return lambda **settings: spec
     name = os.fspath(spec) if isinstance(spec, str | os.PathLike) else ""
@@ -102,9 +105,9 @@ def phrase_opener(spec: Any) -> Callable[..., PhraseSource]:
             "expected 'factual', 'chunks', a Hub id (org/name[@revision]) or folder of a parser, a JSON "
             f"file, or a mapping {{caption: [phrases]}}{did_you_mean(name, ['factual', 'chunks'])}"
         )
-        text = isinstance(spec, str | os.PathLike)
-        kind = ValueError if text else TypeError
-        raise wrong_option("phrases", name if text else spec, "", fix, kind=kind)
+        if not isinstance(spec, str | os.PathLike):
+            raise wrong_option("phrases", spec, "", fix, kind=TypeError)
+        raise wrong_option("phrases", name, "", fix)
     from capeval_core.phrases.factual import FACTUAL, FactualParser
 
     return partial(FactualParser, FACTUAL if name == "factual" else name)
@@ -116,11 +119,13 @@ def phrase_models(spec: Any) -> list[str]:
 
     if spec == "factual":
         return [FACTUAL]
-    is_text = isinstance(spec, str) and "/" in spec
-    return [spec] if is_text else []
+    if isinstance(spec, str) and "/" in spec:
+        return [spec]
+    return []
 
 
 def _read(path: Path) -> Mapping[str, Sequence[str]]:
+    """The content of a JSON file of phrases by caption."""
     try:
         phrases = load_json(expanded_path(path))
     except FileError as error:

@@ -1,4 +1,7 @@
-"""Phrases of a caption, and the words that one came from; a parser drops articles and changes endings."""
+"""Phrases of a caption, and the words of the caption that a phrase came from.
+
+A parser drops articles and changes endings, so words are compared by a small stemmer, `_alike`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from typing import NamedTuple
 
 _WORD = re.compile(r"\w+(?:[-'’]\w+)*")
 _LINKS = frozenset(["a", "an", "the", "is", "are", "was", "were", "be", "of"])
-_STEM = 3  # letters that two forms of a word share at least
+# A stemmer: two words are forms of one if they share a stem and each continues it by one of these endings.
+_STEM = 3  # letters of a stem at least
 _ENDINGS = frozenset(["", "s", "es", "d", "ed", "ing", "e", "y", "ies", "ning", "ting", "ping"])
 
 
@@ -20,32 +24,39 @@ class Span(NamedTuple):
 
 
 class Phrases(NamedTuple):
-    """The phrases of one caption, in its order, at least one, without duplicates; the sentences that are
-    longer than the parser reads, and those that are their own phrase."""
+    """The phrases of one caption, in its order, at least one, without duplicates."""
 
     phrases: tuple[str, ...]
-    truncated: int = 0
-    fallback: int = 0
+    truncated: int = 0  # sentences that are longer than the parser reads
+    fallback: int = 0  # sentences that are their own phrase
 
 
-def wrong_words(caption: str, wrong: Sequence[str], right: Sequence[str]) -> list[Span]:
-    """The spans of a caption to mark as wrong, in its order: words that a wrong phrase shares with a right
-    one are not, unless it has no other word in the caption."""
-    words = list(_WORD.finditer(caption))
-    spelt = [word[0].casefold() for word in words]
-    right_words = {index for phrase in right for index in _indices(spelt, phrase)}
+def wrong_words(caption: str, wrong_phrases: Sequence[str], right_phrases: Sequence[str]) -> list[Span]:
+    """The spans of a caption to mark as wrong, in its order.
+
+    Words that a wrong phrase shares with a right one are not marked, unless it has no other word in the
+    caption.
+    """
+    matches = list(_WORD.finditer(caption))
+    words = [match[0].casefold() for match in matches]
+    right_words: set[int] = set()
+    for phrase in right_phrases:
+        right_words.update(_indices(words, phrase))
     marked: set[int] = set()
-    for phrase in wrong:
-        indices = set(_indices(spelt, phrase))
+    for phrase in wrong_phrases:
+        indices = set(_indices(words, phrase))
         marked |= (indices - right_words) or indices
-    return _joined(caption, [Span(*words[index].span()) for index in sorted(marked)])
+    return _joined(caption, [Span(*matches[index].span()) for index in sorted(marked)])
 
 
 def _indices(words: Sequence[str], phrase: str) -> list[int]:
     """The words of a phrase: the shortest stretch with all of them in order, else the first of each."""
-    targets = [word.casefold() for word in _WORD.findall(phrase)]
-    places = {target: [i for i, word in enumerate(words) if _alike(word, target)] for target in targets}
-    targets = [target for target in targets if places[target]]
+    places: dict[str, list[int]] = {}  # of each word of the phrase that the caption has
+    for target in _WORD.findall(phrase.casefold()):
+        indices = [index for index, word in enumerate(words) if _alike(word, target)]
+        if indices:
+            places[target] = indices
+    targets = [target for target in _WORD.findall(phrase.casefold()) if target in places]
     targets = [target for target in targets if target not in _LINKS] or targets
     if not targets:
         return []
@@ -53,7 +64,8 @@ def _indices(words: Sequence[str], phrase: str) -> list[int]:
     for start in places[targets[0]]:
         stretch = [start]
         for target in targets[1:]:
-            stretch += [i for i in places[target] if i > stretch[-1]][:1]
+            following = [index for index in places[target] if index > stretch[-1]]
+            stretch += following[:1]
         if len(stretch) == len(targets):
             stretches.append(stretch)
     if stretches:
@@ -61,21 +73,25 @@ def _indices(words: Sequence[str], phrase: str) -> list[int]:
     return sorted({places[target][0] for target in targets})
 
 
-def _alike(word: str, other: str) -> bool:
+def _alike(word: str, target: str) -> bool:
     """Whether two words are forms of one word: `dog` and `dogs`, `ride` and `riding`."""
-    if word == other:
+    if word == target:
         return True
-    shared = next((i for i, (a, b) in enumerate(zip(word, other, strict=False)) if a != b), None)
-    shared = min(len(word), len(other)) if shared is None else shared
-    return shared >= _STEM and word[shared:] in _ENDINGS and other[shared:] in _ENDINGS
+    shared = 0
+    for letter, target_letter in zip(word, target, strict=False):
+        if letter != target_letter:
+            break
+        shared += 1
+    return shared >= _STEM and word[shared:] in _ENDINGS and target[shared:] in _ENDINGS
 
 
 def _joined(caption: str, spans: Iterable[Span]) -> list[Span]:
     """Spans with only spaces and small words between them become one."""
     joined: list[Span] = []
     for span in spans:
-        between = caption[joined[-1].end : span.start].casefold().split() if joined else [""]
-        if _LINKS.issuperset(between):
-            span = Span(joined.pop().start, span.end)
+        if joined:
+            between = caption[joined[-1].end : span.start].casefold().split()
+            if _LINKS.issuperset(between):
+                span = Span(joined.pop().start, span.end)
         joined.append(span)
     return joined

@@ -34,8 +34,8 @@ DETECTOR = "google/owlv2-base-patch16-ensemble"  # Apache 2.0, 0.6 GB
 THRESHOLD = 0.1
 """Least objectness of a box, which is trained to predict the box's class score; the class score from which
 transformers takes a box of OWLv2 for a detection."""
-MAX_BOXES, OVERLAP = 300, 0.9
-"""How many boxes at most, and intersection over union above which the worse of two is dropped."""
+MAX_BOXES = 300  # of an image
+OVERLAP = 0.9  # intersection over union above which the worse of two boxes is dropped
 Floats = NDArray[np.float32]
 
 
@@ -61,14 +61,18 @@ def suppress_overlaps(corners: Floats, scores: Floats, overlap: float, max_boxes
     from torchvision.ops import nms
 
     order = np.argsort(-scores, kind="stable")
-    corners, scores = corners[order], scores[order]
-    kept = nms(torch.from_numpy(corners), torch.from_numpy(scores), overlap)[:max_boxes].numpy()
-    return Boxes(corners[kept], scores[kept])
+    best_corners = corners[order]
+    best_scores = scores[order]
+    survivors = nms(torch.from_numpy(best_corners), torch.from_numpy(best_scores), overlap)
+    rows = survivors[:max_boxes].numpy()
+    return Boxes(best_corners[rows], best_scores[rows])
 
 
 class Owlv2Boxes(BoxSource):
-    """The boxes of OWLv2 with the highest objectness (at least `threshold`), of any class: no text takes
-    part. The vision tower runs in `dtype`, the heads of the boxes always in float32."""
+    """The boxes of OWLv2 with the highest objectness (at least `threshold`), of any class, without a text.
+
+    The vision tower runs in `dtype`, the heads of the boxes always in float32.
+    """
 
     def __init__(
         self,
@@ -81,9 +85,9 @@ class Owlv2Boxes(BoxSource):
         folder = open_foreign_weights(weights, "detector", "owlv2", default=DETECTOR, without=WITHOUT)
         hold(folder.name, folder.revision, folder.tensor_file)
         self._threshold = threshold
-        on = resolve_device(device)
-        key = ("owlv2", str(folder.path), folder.checksum, str(on), dtype)
-        self._model = opened_once(key, lambda: _Model(folder, on, dtype))
+        resolved = resolve_device(device)
+        key = ("owlv2", str(folder.path), folder.checksum, str(resolved), dtype)
+        self._model = opened_once(key, lambda: _Model(folder, resolved, dtype))
         settings = [1, folder.checksum, self._model.config, MAX_BOXES, OVERLAP, threshold, dtype]
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
         self.fingerprint = f"owlv2-{digest}"
@@ -118,8 +122,10 @@ class _Model:
         self.config = {"model": folder.config, "processor": processor.to_dict()}
         model.owlv2.to(DTYPES[dtype])
         model.layer_norm.to(DTYPES[dtype])
-        self._model, self._processor = model.to(device).eval(), processor
-        self._device, self._dtype = device, DTYPES[dtype]
+        self._model = model.to(device).eval()
+        self._processor = processor
+        self._device = device
+        self._dtype = DTYPES[dtype]
         self._lock = threading.Lock()
 
     def __call__(self, image: Image.Image) -> tuple[Any, Any]:
@@ -134,8 +140,13 @@ class _Model:
         return corners.cpu().numpy(), scores.cpu().numpy()
 
 
-_LONGEST, _MULTIPLE, _GREY, _SCORE, _SNAP = 1024, 32, 114, 0.4, 20
-_ONE = 1 << 11  # OpenCV's weights for interpolation are integers, of this sum
+# Of MobileSAMv2's script.
+_LONGEST_SIDE = 1024  # of the network's input, in pixels
+_MULTIPLE = 32  # of which sides are
+_GREY = 114  # level of the margin
+_LEAST_SCORE = 0.4
+_SNAP = 20  # pixels from the input's edge within which a box ends at it
+_WEIGHT_SUM = 1 << 11  # OpenCV's weights for interpolation are integers, of this sum
 
 
 class ObjectAwareBoxes(BoxSource):
@@ -209,11 +220,13 @@ class ObjectAwareBoxes(BoxSource):
 
 def letterbox(image: Image.Image) -> Floats:
     """The network's input (3, h, w) in [0, 1], blue first: longer side 1024, grey up to multiples of 32."""
-    gain = _LONGEST / max(image.size)
+    gain = _LONGEST_SIDE / max(image.size)
     size = round(image.height * gain), round(image.width * gain)
     pixels = _resized(np.asarray(image.convert("RGB")), size)
-    halves = [(_LONGEST - side) % _MULTIPLE / 2 for side in size]
-    margins = [(round(half - 0.1), round(half + 0.1)) for half in halves]
+    margins = []
+    for side in size:
+        half = (_LONGEST_SIDE - side) % _MULTIPLE / 2
+        margins.append((round(half - 0.1), round(half + 0.1)))  # an odd pixel goes behind, as there
     padded = np.pad(pixels, (*margins, (0, 0)), constant_values=_GREY)
     planes = np.ascontiguousarray(padded[..., ::-1].transpose(2, 0, 1), dtype=np.float32)
     return planes / np.float32(255)
@@ -223,12 +236,14 @@ def _resized(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uin
     """Bilinear without antialiasing, in integers as OpenCV computes it for bytes."""
     if pixels.shape[:2] == size:
         return pixels
-    (above, below, down), (left, right, across) = map(_taps, pixels.shape[:2], size)
+    above, below, below_weight = _taps(pixels.shape[0], size[0])
+    left, right, right_weight = _taps(pixels.shape[1], size[1])
     wide = pixels.astype(np.int64)
-    rows = wide[:, left] * (_ONE - across)[None, :, None] + wide[:, right] * across[None, :, None]
+    across = right_weight[None, :, None]
+    rows = wide[:, left] * (_WEIGHT_SUM - across) + wide[:, right] * across
     rows >>= 4
-    down = down[:, None, None]
-    total = ((rows[above] * (_ONE - down)) >> 16) + ((rows[below] * down) >> 16)
+    down = below_weight[:, None, None]
+    total = ((rows[above] * (_WEIGHT_SUM - down)) >> 16) + ((rows[below] * down) >> 16)
     resized: NDArray[np.uint8] = np.clip((total + 2) >> 2, 0, 255).astype(np.uint8)
     return resized
 
@@ -237,25 +252,28 @@ def _taps(old: int, new: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDA
     """The two neighbours of each new pixel, and the integer weight of the second."""
     position = np.float32((np.arange(new) + 0.5) * (old / new) - 0.5)
     first = np.floor(position).astype(np.int64)
-    weight = np.rint((position - first) * np.float32(_ONE)).astype(np.int64)
+    weight = np.rint((position - first) * np.float32(_WEIGHT_SUM)).astype(np.int64)
     return np.clip(first, 0, old - 1), np.clip(first + 1, 0, old - 1), weight
 
 
 def read_output(raw: Floats, network: tuple[int, int], image: tuple[int, int]) -> Boxes:
     """Boxes of an image from the network's output (n, 5); `network` and `image` are sizes (height, width)."""
     raw = np.asarray(raw, dtype=np.float32)
-    likely = raw[raw[:, 4] > _SCORE]
+    likely = raw[raw[:, 4] > _LEAST_SCORE]
     # Not stable, as in the original: it decides which of several boxes with equal scores is kept.
     likely = likely[torch.argsort(torch.from_numpy(likely[:, 4]), descending=True).numpy()]
     half = likely[:, 2:4] / 2
     corners = np.concatenate([likely[:, :2] - half, likely[:, :2] + half], axis=1)
     boxes = suppress_overlaps(corners, likely[:, 4], OVERLAP, MAX_BOXES)
     ends = np.array([network[1], network[0]], dtype=np.float32)
-    low, high = boxes.corners[:, :2], boxes.corners[:, 2:]
+    low = boxes.corners[:, :2]
+    high = boxes.corners[:, 2:]
     low = np.where(low < _SNAP, 0, low)
     high = np.where(high > ends - _SNAP, ends, high)
     gain = min(network[0] / image[0], network[1] / image[1])
-    margin = np.array([round((network[i] - image[i] * gain) / 2 - 0.1) for i in (1, 0)], dtype=np.float32)
+    left_margin = round((network[1] - image[1] * gain) / 2 - 0.1)
+    top_margin = round((network[0] - image[0] * gain) / 2 - 0.1)
+    margin = np.array([left_margin, top_margin], dtype=np.float32)
     corners = np.concatenate([low - margin, high - margin], axis=1) / np.float32(gain)
     return Boxes(clipped(corners.astype(np.float32), image), boxes.scores)
 

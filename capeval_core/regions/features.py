@@ -1,4 +1,4 @@
-"""Box features of images: what networks on regions take instead of pixels, and how many boxes they take."""
+"""Box features of images, which networks on regions take instead of pixels, and the number that they take."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from capeval_core.inputs.images import ImageError, InputImage
 Selection = Literal["bua10_100", "lxmert36"]
 """`bua10_100`: 10 to 100 boxes by their confidence, for UNITER. `lxmert36`: the best 36, for LXMERT."""
 
-THRESHOLD, LEAST, MOST, FIXED = 0.2, 10, 100, 36
+THRESHOLD = 0.2  # of a box's confidence, from bottom-up attention's script
+LEAST, MOST = 10, 100  # boxes of `bua10_100`
+FIXED = 36  # boxes of `lxmert36`
 
 
 def boxes_kept(confidences: NDArray[np.floating]) -> int:
-    """How many of n boxes are used: the first n = min(100, max(10, count(confidence > 0.2)))."""
+    """The number of boxes that are used, the first ones: min(100, max(10, count(confidence > 0.2)))."""
     count = int(np.count_nonzero(confidences > THRESHOLD))
     return min(MOST, max(LEAST, count), len(confidences))
 
@@ -54,16 +56,22 @@ class BoxVisual:
 
 def refuse_unusable(visual: BoxVisual) -> BoxVisual:
     """The visual, with an error where no box was found or numbers overflowed: no network reads such boxes."""
-    found, error = visual.found, None
-    if found is not None and not len(found):
+    features = visual.found
+    if features is None:
+        return visual
+    if not len(features):
         error = f"{visual.where}: the detector found no box in {visual.name}"
-    elif found is not None and not _are_finite(found):
+    elif not _are_finite(features):
         error = f'{visual.where}: features of {visual.name} are not finite: pass dtype="float32"'
-    return visual if error is None else replace(visual, error=error, found=None)
+    else:
+        return visual
+    return replace(visual, error=error, found=None)
 
 
-def _are_finite(found: BoxFeatures) -> bool:
-    arrays = (found.boxes, found.features, found.boxes if found.scores is None else found.scores)
+def _are_finite(features: BoxFeatures) -> bool:
+    arrays = [features.boxes, features.features]
+    if features.scores is not None:
+        arrays.append(features.scores)
     return all(np.isfinite(array).all() for array in arrays)
 
 

@@ -1,4 +1,4 @@
-"""The regions of an image, masks with their quality and boxes; and what finds them."""
+"""The regions of an image, masks with their quality and boxes; and the interface of their sources."""
 
 from __future__ import annotations
 
@@ -87,26 +87,26 @@ class Regions:
             raise ValueError(
                 f"{count} masks need as many qualities and boxes, found {qualities.shape} and {corners.shape}"
             )
-        kept = [index for index, mask in enumerate(runs) if rle.area(mask)]
-        every = cls((int(size[0]), int(size[1])), tuple(runs), qualities.astype(np.float32), corners)
-        return replace(every.select(kept), dropped=count - len(kept))
+        regions = cls((int(size[0]), int(size[1])), tuple(runs), qualities.astype(np.float32), corners)
+        not_empty = np.flatnonzero(regions.areas).tolist()
+        return replace(regions.select(not_empty), dropped=count - len(not_empty))
 
     def __len__(self) -> int:
         return len(self.runs)
 
     def masks(self, start: int = 0, stop: int | None = None) -> NDArray[np.bool_]:
         """Masks `start` to `stop` (excluded) as an array (k, h, w); by default all of them."""
-        chosen = self.runs[start:stop]
-        masks = np.empty((len(chosen), *self.size), dtype=np.bool_)
-        for index, runs in enumerate(chosen):
+        part = self.runs[start:stop]
+        masks = np.empty((len(part), *self.size), dtype=np.bool_)
+        for index, runs in enumerate(part):
             masks[index] = rle.decode(runs, self.size)
         return masks
 
     def select(self, indices: Iterable[int]) -> Regions:
         """The regions of these indices, in their order."""
-        chosen = list(indices)
-        runs = tuple(self.runs[index] for index in chosen)
-        return replace(self, runs=runs, quality=self.quality[chosen], boxes=self.boxes[chosen])
+        rows = list(indices)
+        runs = tuple(self.runs[row] for row in rows)
+        return replace(self, runs=runs, quality=self.quality[rows], boxes=self.boxes[rows])
 
     def limited(self, max_regions: int) -> Regions:
         """The regions of the highest quality, in their order; of equal ones the earlier."""
@@ -144,7 +144,9 @@ class LimitedRegions(RegionSource):
     """The regions of a source, limited to the `max_regions` of the highest quality, in the source's order."""
 
     def __init__(self, source: RegionSource, max_regions: int) -> None:
-        self.source, self.max_regions, self.name = source, max_regions, source.name
+        self.source = source
+        self.max_regions = max_regions
+        self.name = source.name
         self.fingerprint = f"{source.fingerprint}, best {max_regions}"
 
     def find(self, image: InputImage) -> Regions:
@@ -155,17 +157,20 @@ class CachedRegions(RegionSource):
     """LRU cache of 256 MB around a source: explanations need regions again after their features are made."""
 
     def __init__(self, source: RegionSource) -> None:
-        self.source, self.name, self.fingerprint = source, source.name, source.fingerprint
+        self.source = source
+        self.name = source.name
+        self.fingerprint = source.fingerprint
         self._cache = FeatureCache(_CACHE_BYTES)
 
     def find(self, image: InputImage) -> Regions:
-        if kept := self._cache.get([image.key]):
-            (height, width, dropped), quality, boxes, *runs = kept[image.key]
+        cached = self._cache.get([image.key])
+        if cached:
+            (height, width, dropped), quality, boxes, *runs = cached[image.key]
             return Regions((int(height), int(width)), tuple(runs), quality, boxes, int(dropped))
-        found = self.source.find(image)
-        sizes = np.array([*found.size, found.dropped])
-        self._cache.put({image.key: (sizes, found.quality, found.boxes, *found.runs)})
-        return found
+        regions = self.source.find(image)
+        sizes = np.array([*regions.size, regions.dropped])
+        self._cache.put({image.key: (sizes, regions.quality, regions.boxes, *regions.runs)})
+        return regions
 
 
 def name_of(regions: Regions | RegionSource) -> str:
@@ -180,13 +185,15 @@ def name_of(regions: Regions | RegionSource) -> str:
 
 
 def fitting(regions: Regions, image: InputImage, size: tuple[int, int]) -> Regions:
-    """Regions that fit the image, or ImageError with what is wrong."""
+    """The regions, if they fit the image; else an ImageError that names the difference."""
     if not isinstance(regions, Regions):
-        found = f"its source gave a {type(regions).__name__}, expected Regions"
-        raise ImageError(Problem(image.where, found, "pass masks through Regions.of(masks)"))
+        problem = f"its source gave a {type(regions).__name__}, expected Regions"
+        raise ImageError(Problem(image.where, problem, "pass masks through Regions.of(masks)"))
     if regions.size == size:
         return regions
-    high, wide = size
-    found = f"its regions are of an image {' x '.join(map(str, regions.size))}, but"
-    found = f"{found} {image.name} is {high} pixels high and {wide} wide"
-    raise ImageError(Problem(image.where, found, "make them of the image itself, not of a copy"))
+    height, width = size
+    problem = (
+        f"its regions are of an image {regions.size[0]} x {regions.size[1]}, but {image.name} is {height} "
+        f"pixels high and {width} wide"
+    )
+    raise ImageError(Problem(image.where, problem, "make them of the image itself, not of a copy"))

@@ -39,16 +39,17 @@ GRID = {"points_per_crop": 32, "pred_iou_thresh": 0.88, "stability_score_thresh"
 thresholds 1 above and below: those of SAM's release."""
 _GRID_LOGITS = 1 << 26
 """Logits at the size of the image in memory at a time, of a grid of points."""
-_CHANNELS, _SIDE = 256, 64
-"""Features that SAM's decoder takes: channels, and cells along each side of a grid."""
-_EPS, _RELEASED_EPS = 1e-6, 1e-5
-"""The second is that of the layer norms in the decoder's transformer: PyTorch's default, as in the original.
-Configs on the Hub have 1e-6, which moves logits by up to 6e-4."""
+_CHANNELS = 256  # of the features that SAM's decoder takes
+_SIDE = 64  # cells along each side of their grid
+_EPS = 1e-6
+_DECODER_EPS = 1e-5
+"""Of the layer norms in the decoder's transformer: PyTorch's default, as in the original. Configs on the Hub
+have 1e-6, which moves logits by up to 6e-4."""
 
 
 @dataclass(frozen=True)
 class _SamSizes:
-    """Beside sizes of `decoder`, and of `vision` where the kind is `vit`, under transformers' names."""
+    """Sizes of every kind; those of `decoder` and of a `vit`'s `vision` have transformers' names."""
 
     kind: Literal["vit", "tiny_vit_5m", "efficientvit_l2"]
     image_size: Side
@@ -147,7 +148,7 @@ def _conv_norm(width_in: int, width_out: int, kernel: int) -> nn.Sequential:
 
 
 _ENCODERS = {"tiny_vit_5m": _TinyVit, "efficientvit_l2": _EfficientVit}
-"""Image encoders beside SAM's own, by their name in config.json."""
+"""Image encoders other than SAM's own, by their name in config.json."""
 
 
 def _modules(architecture: Mapping[str, Any]) -> nn.Module:
@@ -157,17 +158,18 @@ def _modules(architecture: Mapping[str, Any]) -> nn.Module:
     encoder: type[nn.Module] | None = None
     if "transformers" in architecture:
         config: Any = SamConfig(**architecture["transformers"])
-        config.mask_decoder_config.layer_norm_eps = _RELEASED_EPS
+        config.mask_decoder_config.layer_norm_eps = _DECODER_EPS
     else:
         decoder = dict(architecture["decoder"])
-        masks, width = decoder.pop("mask_input_channels"), decoder["hidden_size"]
+        mask_channels = decoder.pop("mask_input_channels")
+        width = decoder["hidden_size"]
         common = {"image_size": architecture["image_size"], "patch_size": architecture["patch_size"]}
         encoder = _ENCODERS.get(architecture["kind"])
         vision = {"num_hidden_layers": 0, "hidden_size": width} if encoder else dict(architecture["vision"])
         config = SamConfig(
             vision_config={**vision, **common, "output_channels": width, "num_pos_feats": width // 2},
-            prompt_encoder_config={**common, "hidden_size": width, "mask_input_channels": masks},
-            mask_decoder_config={**decoder, "layer_norm_eps": _RELEASED_EPS},
+            prompt_encoder_config={**common, "hidden_size": width, "mask_input_channels": mask_channels},
+            mask_decoder_config={**decoder, "layer_norm_eps": _DECODER_EPS},
         )
         if encoder and width != _CHANNELS:
             raise ValueError(f"a decoder of width {width}, an image encoder of {_CHANNELS} channels")
@@ -180,8 +182,11 @@ def _modules(architecture: Mapping[str, Any]) -> nn.Module:
 
 
 class Sam(CheckedModel, tags=["mask-generation", "sam"]):
-    """SAM, MobileSAM or MobileSAMv2, on transformers' modules, in their original behaviour, one forward pass
-    at a time. Only the image encoder runs in bfloat16 or float16: coordinates of boxes need float32."""
+    """SAM, MobileSAM or MobileSAMv2, on transformers' modules, in their original behaviour.
+
+    One forward pass runs at a time. Only the image encoder runs in bfloat16 or float16: coordinates of boxes
+    need float32.
+    """
 
     kind = "sam"
     described = (
@@ -256,7 +261,8 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
         x1, y1 in pixels of one image of (height, width)."""
         model: Any = self.model
         scaled = on_device(torch.from_numpy(self.scaled(corners, size)), self.device)
-        logits, quality = [], []
+        logits: list[Tensor] = []
+        quality: list[Tensor] = []
         with self._lock, torch.inference_mode(), exact_float32(self.device):
             for start in range(0, len(scaled), LIMITS.sam_boxes):
                 boxes = scaled[None, start : start + LIMITS.sam_boxes]
@@ -305,7 +311,8 @@ class ObjectRegions(RegionSource):
     """SAM's mask of every box of a detector; all boxes of an image share one pass of SAM's image encoder."""
 
     def __init__(self, boxes: BoxSource, sam: Sam, *, name: str = "sam") -> None:
-        self.boxes, self.sam = boxes, sam
+        self.boxes = boxes
+        self.sam = sam
         self.name = f"objects:{name}+{boxes.name}"
         self.fingerprint = f"objects-1-{sam.fingerprint}-{sam.dtype}-{boxes.fingerprint}"
 
@@ -322,7 +329,9 @@ class EverythingRegions(RegionSource):
         import transformers
 
         side = sam.image_size
-        mean, std = (np.array(sam.config["preprocessing"][name]) / 255 for name in ("mean", "std"))
+        preprocessing = sam.config["preprocessing"]
+        mean = np.array(preprocessing["mean"]) / 255
+        std = np.array(preprocessing["std"]) / 255
         # Resizes as the original; the default of transformers 5 differs by one level in a few pixels.
         processor: Any = transformers.SamImageProcessorPil(
             size={"longest_edge": side},
@@ -332,7 +341,8 @@ class EverythingRegions(RegionSource):
         )
         pipeline: Any = transformers.MaskGenerationPipeline
         self._pipeline = pipeline(model=sam.model, image_processor=processor, device=sam.device)
-        self.sam, self._lock = sam, threading.Lock()
+        self.sam = sam
+        self._lock = threading.Lock()
         self.name = f"everything:{name}"
         settings = "-".join(f"{setting:g}" for setting in GRID.values())
         self.fingerprint = f"everything-1-{settings}-{sam.fingerprint}-{sam.dtype}"

@@ -40,7 +40,9 @@ from capeval_core.project import install_command
 from capeval_core.training.captioned import CaptionedImages
 from capeval_core.weights.folder import WeightsError, file_checksum, open_foreign
 
-CAPTION, IMAGE = "caption", "image"  # kinds of positive
+# Kinds of positives.
+CAPTION = "caption"
+IMAGE = "image"
 BLIP = "Salesforce/blip-image-captioning-large"  # with ViT-L, as PAC-S's paper uses it
 STABLE_DIFFUSION = "CompVis/stable-diffusion-v1-4"  # the paper names this model, not its version
 _CONFIGS = ["*.json", "*.txt", "*.model"]
@@ -70,12 +72,12 @@ _ALL_BUT_IMAGES = [name for name in Positive._fields if name != "image"]
 
 
 def table_of(positives: Sequence[Positive]) -> pa.Table:
-    """What is kept of these."""
+    """The rows of a kept table that hold these positives."""
     return pa.Table.from_pylist([positive._asdict() for positive in positives], _SCHEMA)
 
 
 class Positives:
-    """The positives in a folder that `capeval augment` made; images are read when they are asked for."""
+    """The positives in a folder that `capeval augment` made; images are read one at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.settings: dict[str, Any] = {}
@@ -85,21 +87,25 @@ class Positives:
         for kind in (CAPTION, IMAGE):
             for path in sorted((folder / f"{kind}s").glob("*.parquet")):
                 table, stamp = self._read(path)
-                digest.update(path.name.partition("-")[2].encode())  # of what it holds
+                digest.update(
+                    path.name.partition("-")[2].encode()
+                )  # the name ends in a digest of the content
                 for row, values in enumerate(table.select(_ALL_BUT_IMAGES).to_pylist()):
-                    made = json.loads(values["made_with"])
-                    self.settings.setdefault(f"{kind}s", {**stamp, "made_with": made})
+                    made_with = json.loads(values["made_with"])
+                    self.settings.setdefault(f"{kind}s", {**stamp, "made_with": made_with})
                     if values["caption"] is not None:
                         captions[values["id"]] = values["caption"]
                     elif kind == IMAGE and values["dropped"] is None:
                         self._images[values["id"], values["source_caption"]] = path, row
         if not self.settings:
-            found = "holds no positives (captions/*.parquet, images/*.parquet)"
-            raise file_error(folder, found, "pass a folder that `capeval augment` made")
-        self.captions, self.sources = list(captions.items()), list(self._images)
+            problem = "holds no positives (captions/*.parquet, images/*.parquet)"
+            raise file_error(folder, problem, "pass a folder that `capeval augment` made")
+        self.captions = list(captions.items())
+        self.sources = list(self._images)
         self.fingerprint = digest.hexdigest()
 
     def _read(self, path: Path) -> tuple[pa.Table, dict[str, Any]]:
+        """The table of a file, and its stamp."""
         try:
             return read_kept(path)
         except DamagedError as error:
@@ -108,19 +114,22 @@ class Positives:
 
     def images(self) -> Iterator[InputImage]:
         """The generated images, one at a time. Raises FileError where a file is damaged."""
-        opened, table = Path(), pa.table({})
+        open_path = Path()
+        table = pa.table({})
         for (image_id, _), (path, row) in self._images.items():
-            if path != opened:
-                opened, table = path, self._read(path)[0]
+            if path != open_path:
+                table, _ = self._read(path)
+                open_path = path
             yield InputImage.of(table["image"][row].as_py(), f"generated image of {image_id!r}")
 
 
-def _whole(class_: Any, path: Path, dtype: torch.dtype) -> Any:
+def _complete(class_: Any, path: Path, dtype: torch.dtype) -> Any:
     """A model with all of its tensors, where libraries would draw missing ones at random."""
     model, loaded = class_.from_pretrained(
         path, dtype=dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
     )
-    if missing := sorted(map(str, loaded["missing_keys"])):
+    missing = sorted(map(str, loaded["missing_keys"]))
+    if missing:
         raise WeightsError(f"{path.name}: {len(missing):,} tensors are missing, such as {missing[0]}")
     return model
 
@@ -131,14 +140,17 @@ class _Captioner:
     def __init__(self, path: Path, settings: CaptionAugmentation) -> None:
         from transformers import BlipForConditionalGeneration, BlipProcessor
 
-        self._settings, self._device = settings, resolve_device(settings.device)
+        self._settings = settings
+        self._device = resolve_device(settings.device)
         self._dtype = DTYPES[settings.dtype]
         self._processor: Any = BlipProcessor.from_pretrained(path, local_files_only=True)
-        model = _whole(BlipForConditionalGeneration, path, self._dtype)
-        prompt = len(self._processor.tokenizer(settings.prompt)["input_ids"]) - 1
+        model = _complete(BlipForConditionalGeneration, path, self._dtype)
+        prompt_length = len(self._processor.tokenizer(settings.prompt)["input_ids"]) - 1  # without the end
         positions = model.config.text_config.max_position_embeddings
-        if not prompt < settings.max_length <= positions:
-            expected = f"expected more than the prompt's {prompt} and at most the model's {positions} tokens"
+        if not prompt_length < settings.max_length <= positions:
+            expected = (
+                f"expected more than the prompt's {prompt_length} and at most the model's {positions} tokens"
+            )
             raise wrong_option("max_length", settings.max_length, "", expected)
         self._model: Any = model.to(self._device).eval()
 
@@ -165,9 +177,9 @@ class _Captioner:
                 do_sample=False,  # which would draw from one stream for all images of a batch
                 **search,
             )
-        # The prompt's last token, the end, is not handed to the decoder.
-        new = tokens[:, inputs["input_ids"].shape[1] - 1 :]
-        texts = self._processor.batch_decode(new, skip_special_tokens=True)
+        # The prompt's last token, the end, is not passed to the decoder.
+        continuations = tokens[:, inputs["input_ids"].shape[1] - 1 :]
+        texts = self._processor.batch_decode(continuations, skip_special_tokens=True)
         return [" ".join(text.split()) or None for text in texts]
 
 
@@ -179,14 +191,15 @@ class _GumbelNoise:
 
     def __call__(self, input_ids: Tensor | None, scores: Tensor) -> Tensor:
         size = scores.shape[-1]
-        draws = torch.stack([torch.rand(size, generator=own, dtype=torch.float64) for own in self._streams])
+        # In float64: the noise of draws in float32 would end at 16.6.
+        draws = torch.stack([torch.rand(size, generator=s, dtype=torch.float64) for s in self._streams])
         return scores.float() - torch.log(-torch.log(draws)).to(scores.device, torch.float32)
 
 
 class _TextToImage:
     """A text-to-image pipeline of diffusers."""
 
-    truncated = 0  # captions of which it did not read all
+    truncated = 0  # captions that are longer than it reads
 
     def __init__(self, path: Path, settings: ImageAugmentation) -> None:
         from diffusers import AutoPipelineForText2Image
@@ -197,7 +210,7 @@ class _TextToImage:
         pipeline = pipelines.from_pretrained(path, dtype=dtype, **safely)
         for name, module in pipeline.components.items():
             if isinstance(module, torch.nn.Module):
-                pipeline.register_modules(**{name: _whole(type(module), path / name, dtype)})
+                pipeline.register_modules(**{name: _complete(type(module), path / name, dtype)})
         self._pipeline: Any = pipeline.to(resolve_device(settings.device))
         self._pipeline.set_progress_bar_config(disable=True)
         self._settings = settings
@@ -206,7 +219,7 @@ class _TextToImage:
         """A PNG of each caption. Noise is drawn on the CPU, so that it is the same on every device."""
         settings = self._settings
         with torch.inference_mode():
-            made = self._pipeline(
+            output = self._pipeline(
                 list(contents),
                 num_inference_steps=settings.steps,
                 guidance_scale=settings.guidance,
@@ -214,11 +227,12 @@ class _TextToImage:
                 width=settings.image_size,
                 generator=[torch.Generator().manual_seed(seed) for seed in seeds],
             )
-        if (tokenizer := getattr(self._pipeline, "tokenizer", None)) is not None:
+        tokenizer = getattr(self._pipeline, "tokenizer", None)
+        if tokenizer is not None:
             lengths = [len(ids) for ids in tokenizer(list(contents))["input_ids"]]
             self.truncated += sum(length > int(tokenizer.model_max_length) for length in lengths)
-        # What the safety checker flags is black, and so is an image where numbers overflow, as in float16.
-        return [_png(image) if image.getbbox() else None for image in made.images]
+        # The safety checker blacks images out, and numbers that overflow, as in float16, make black ones.
+        return [_png(image) if image.getbbox() else None for image in output.images]
 
 
 def _png(image: Image.Image) -> bytes:
@@ -229,14 +243,14 @@ def _png(image: Image.Image) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation(Settings):
-    """How positives are generated."""
+    """Options of the generation of positives."""
 
     kind: ClassVar[str]
     what: ClassVar[str]  # the model in messages
-    generator: ClassVar[Any]  # its class
-    dropped: ClassVar[str]  # what it makes where there is no positive
-    libraries: ClassVar[tuple[str, ...]]  # whose versions are recorded
-    batch: ClassVar[int]  # sources per forward pass, where the user does not say
+    generator: ClassVar[Any]  # the model's class
+    dropped: ClassVar[str]  # outputs that are not positives, in messages
+    libraries: ClassVar[tuple[str, ...]]  # their versions are recorded
+    batch: ClassVar[int]  # the default of `batch_size`
 
     model: str | PathLike[str] = option("", "Hub repository id, or folder, with safetensors")
     revision: str | None = option(
@@ -268,9 +282,13 @@ class Augmentation(Settings):
         path, name, commit = open_foreign(
             pinned, self.what, _CONFIGS, (), default=str(default), tensors=_TENSORS
         )
-        files = {file for pattern in (*_CONFIGS, *_TENSORS) for file in path.rglob(pattern)}
-        sums = "".join(f"{own.relative_to(path).as_posix()} {file_checksum(own)}\n" for own in sorted(files))
-        digest = hashlib.sha256(sums.encode()).hexdigest()[:32]
+        files: set[Path] = set()
+        for pattern in (*_CONFIGS, *_TENSORS):
+            files.update(path.rglob(pattern))
+        checksums = ""
+        for file in sorted(files):
+            checksums += f"{file.relative_to(path).as_posix()} {file_checksum(file)}\n"
+        digest = hashlib.sha256(checksums.encode()).hexdigest()[:32]
         return path, f"{name}@{commit}" if commit else name, digest
 
     def open(self, path: Path) -> Any:
@@ -282,18 +300,18 @@ class Augmentation(Settings):
             generator = self.generator(path, self)
         except InputError:
             raise
-        except Exception as error:  # whatever a damaged file leads its reader to
+        except Exception as error:  # a damaged file can raise anything
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:150]
-            what, fix = f"{self.what} {str(self.model)!r}", f"pass another one, such as {type(self).model}"
-            raise WeightsError(f"{what} could not be opened ({reason}): {fix}") from error
+            problem = f"{self.what} {str(self.model)!r} could not be opened ({reason})"
+            raise WeightsError(f"{problem}: pass another one, such as {type(self).model}") from error
         for log in logs:
-            log.set_verbosity_error()  # not each caption that is cut off
+            log.set_verbosity_error()  # else every caption that is cut off has a line
         return generator
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionAugmentation(Augmentation):
-    """How captions are generated, by default as BLIP's release does it on COCO."""
+    """Options of captions, by default as BLIP's release generates them on COCO."""
 
     kind: ClassVar = CAPTION
     what: ClassVar = "captioner"
@@ -321,8 +339,8 @@ class CaptionAugmentation(Augmentation):
             expected = "expected more than 0 and at most 1"
             problems.add(wrong_option("top_p", self.top_p, "", expected))
         if self.min_length > self.max_length:
-            found = f"is more than the {self.max_length} of max_length"
-            problems.add(wrong_option("min_length", self.min_length, found, "pass less"))
+            problem = f"is more than the {self.max_length} of max_length"
+            problems.add(wrong_option("min_length", self.min_length, problem, "pass less"))
         problems.raise_if_any()
 
     def free(self) -> set[str]:
@@ -331,7 +349,7 @@ class CaptionAugmentation(Augmentation):
 
 @dataclass(frozen=True, kw_only=True)
 class ImageAugmentation(Augmentation):
-    """How images are generated, by default as Stable Diffusion's release does it."""
+    """Options of images, by default as Stable Diffusion's release generates them."""
 
     kind: ClassVar = IMAGE
     what: ClassVar = "text-to-image model"
@@ -351,34 +369,37 @@ class ImageAugmentation(Augmentation):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.image_size % 8:
-            raise wrong_option("image_size", self.image_size, "is no multiple of 8", "pass one, e.g. 512")
+            raise wrong_option("image_size", self.image_size, "is not a multiple of 8", "pass one, e.g. 512")
         if find_spec("diffusers") is None:
             raise WeightsError(f"generated images need diffusers: {install_command('augment')}")
 
 
 @dataclass
 class _Counts:
-    """What became of the sources of a run."""
+    """Outcomes of the sources of a run."""
 
     made: int = 0  # positives, in this run
-    found: int = 0  # those that were there
-    dropped: Counter[str] = field(default_factory=Counter)  # why, in this run or before
-    failed: list[str] = field(default_factory=list)  # why sources could not be read
-    truncated: int = 0  # captions of which the model read a part
+    found: int = 0  # positives of earlier runs
+    dropped: Counter[str] = field(default_factory=Counter)  # by reason, in this run or before
+    failed: list[str] = field(default_factory=list)  # the reasons why sources could not be read
+    truncated: int = 0  # captions that are longer than the model reads
     total: int = 0  # sources of all processes
 
 
 def augment(
-    settings: Augmentation, captioned: CaptionedImages, given: Any, out: Path, part: tuple[int, int]
+    settings: Augmentation, captioned: CaptionedImages, source_path: Any, out: Path, part: tuple[int, int]
 ) -> _Counts:
-    """Generate what is missing in a folder, as part I of N processes. given: what `captioned` is called."""
+    """Generate the positives that a folder lacks, as part I of N processes.
+
+    source_path: the file, folder or dataset of `captioned`, for messages.
+    """
     kind = settings.kind
     sources = [Positive(image_id) for image_id in captioned.ids]
     if kind == IMAGE:
         rows = zip(captioned.images, captioned.captions, strict=True)
         sources = list(dict.fromkeys(Positive(image_id, text) for image_id, text in rows))
     if not sources:
-        raise file_error(given, f"holds no {'captions' if kind == IMAGE else 'images'}")
+        raise file_error(source_path, f"holds no {'captions' if kind == IMAGE else 'images'}")
     check_folder("out", out)
     path, name, weights = settings.find()
     digest = hashlib.blake2b(digest_size=16)
@@ -386,29 +407,38 @@ def augment(
         digest.update(json.dumps(source.source).encode())
     stamp = {name: value for name, value in vars(settings).items() if name not in settings.free()}
     stamp |= {"weights": weights, "sources": f"{len(sources)} {digest.hexdigest()}"}
-    each = LIMITS.augmented[kind]
+    stretch = LIMITS.augmented[kind]
     folder = check_folder("out", out / f"{kind}s")
-    kept = Kept(folder, stamp, "out", most_rows=each, most_seconds=LIMITS.training_seconds, required=True)
-    there: dict[Any, str | None] = {}
-    for table in kept.tables():
-        known = (row.values() for row in table.select(["id", "source_caption", "dropped"]).to_pylist())
-        there |= {(image_id, text): dropped for image_id, text, dropped in known}
-    # Each part has every N-th stretch, all of its batches begin where they always do.
-    own = [i for i in range(len(sources)) if i // each % part[1] == part[0] - 1]
-    found = [there[sources[i].source] for i in own if sources[i].source in there]
-    counts = _Counts(total=len(sources), found=found.count(None), dropped=Counter(filter(None, found)))
-    software = {name: version(name) for name in (*settings.libraries, "torch")}
-    made_with, batch_size = json.dumps({"model": name, **software}), settings.batch_size or settings.batch
+    seconds = LIMITS.training_seconds
+    store = Kept(folder, stamp, "out", most_rows=stretch, most_seconds=seconds, required=True)
+    stored: dict[tuple[str, str | None], str | None] = {}  # the reason of each dropped one, by source
+    for table in store.tables():
+        for row in table.select(["id", "source_caption", "dropped"]).to_pylist():
+            stored[row["id"], row["source_caption"]] = row["dropped"]
+    # Each part has every N-th stretch, so that its batches begin at the same sources in every run.
+    number, parts = part
+    numbers = [i for i in range(len(sources)) if i // stretch % parts == number - 1]
+    counts = _Counts(total=len(sources))
+    for i in numbers:
+        if sources[i].source in stored:
+            reason = stored[sources[i].source]
+            if reason is None:
+                counts.found += 1
+            else:
+                counts.dropped[reason] += 1
+    software = {package: version(package) for package in (*settings.libraries, "torch")}
+    made_with = json.dumps({"model": name, **software})
+    batch_size = settings.batch_size or settings.batch
     size = BatchSize(batch_size, automatic=settings.batch_size is None)
-    run = _Run(settings, captioned.visual, sources, path, kept, made_with, size, counts)
+    run = _Run(settings, captioned.visual, sources, path, store, made_with, size, counts)
     try:
-        with tqdm(total=len(own), desc=f"{kind}s", unit="source", disable=None) as bar:
-            for start in range(0, len(own), batch_size):
-                batch = own[start : start + batch_size]
-                run.make([i for i in batch if sources[i].source not in there])
+        with tqdm(total=len(numbers), desc=f"{kind}s", unit="source", disable=None) as bar:
+            for start in range(0, len(numbers), batch_size):
+                batch = numbers[start : start + batch_size]
+                run.make([i for i in batch if sources[i].source not in stored])
                 bar.update(len(batch))
     finally:
-        kept.flush()
+        store.flush()
     counts.truncated = getattr(run.generator, "truncated", 0)
     return counts
 
@@ -421,14 +451,14 @@ class _Run:
     visual: Callable[[int], Any]
     sources: list[Positive]
     path: Path
-    kept: Kept
+    store: Kept
     made_with: str
     size: BatchSize
     counts: _Counts
     generator: Any = None
 
     def make(self, batch: list[int]) -> None:
-        """Generate the positives of some sources, and keep them."""
+        """Generate the positives of some sources, and store them."""
         contents: list[tuple[int, Any]] = []
         for i in batch:
             text = self.sources[i].source_caption
@@ -441,18 +471,21 @@ class _Run:
 
         def forward(part: list[tuple[int, Any]]) -> list[Any]:
             seeds = [_seed_of(self.settings, self.sources[i]) for i, _ in part]
-            made: list[Any] = self.generator.generate([content for _, content in part], seeds)
-            return made
+            generated: list[Any] = self.generator.generate([content for _, content in part], seeds)
+            return generated
 
         for piece, outputs in self.size.run(contents, forward):
             positives = []
             for (i, _), output in zip(contents[piece], outputs, strict=True):
-                dropped = self.settings.dropped if output is None else None
-                self.counts.dropped.update([dropped] if dropped else [])
-                self.counts.made += dropped is None
-                own = {self.settings.kind: output, "dropped": dropped, "made_with": self.made_with}
-                positives.append(self.sources[i]._replace(**own))
-            self.kept.append(table_of(positives))
+                positive = self.sources[i]._replace(made_with=self.made_with)
+                if output is None:
+                    self.counts.dropped[self.settings.dropped] += 1
+                    positive = positive._replace(dropped=self.settings.dropped)
+                else:
+                    self.counts.made += 1
+                    positive = positive._replace(**{self.settings.kind: output})
+                positives.append(positive)
+            self.store.append(table_of(positives))
 
 
 def _seed_of(settings: Augmentation, source: Positive) -> int:

@@ -1,4 +1,4 @@
-"""The captions and images that a metric is trained on: files of captions with a folder, or a dataset."""
+"""Training data: captions and images of files, or of a dataset of Hugging Face."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class CaptionedImages:
 
     @property
     def numbers(self) -> list[int]:
-        """Of each caption the number of its image."""
+        """The number of each caption's image."""
         number = {image_id: index for index, image_id in enumerate(self.ids)}
         return [number[image_id] for image_id in self.images]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionSource(FileOptions):
-    """How captions and images are read, of files or of a dataset of Hugging Face."""
+    """Options for reading captions and images of files, or of a dataset of Hugging Face."""
 
     without: ClassVar[tuple[str, ...]] = ("reference_column",)
 
@@ -75,7 +75,8 @@ class CaptionSource(FileOptions):
         """The `images` and `captions` of the dataset; rows of one `id_column` show one image."""
         import datasets
 
-        name, split, problems = str(self.dataset), self.split or "train", Problems()
+        name = str(self.dataset)
+        split = self.split or "train"
         path = expanded_path(name)
         try:
             loaded: Any = None
@@ -83,53 +84,68 @@ class CaptionSource(FileOptions):
                 loaded = datasets.load_from_disk(str(path))
             else:
                 loaded = datasets.load_dataset(name, split=split)
-        except Exception as error:  # whatever the Hub, its client or the files raise
+        except Exception as error:  # the Hub, its client and damaged files can raise anything
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            problem = f"could not be loaded as a dataset ({reason})"
             fix = "pass the folder of `save_to_disk`, or the id of a dataset on the Hub"
-            found = f"could not be loaded as a dataset ({reason})"
-            raise wrong_option("dataset", name, found, fix) from None
+            raise wrong_option("dataset", name, problem, fix) from None
         if isinstance(loaded, datasets.DatasetDict):
             if split not in loaded:
                 raise wrong_option("split", split, f"is not in {name} ({', '.join(loaded)})", "")
             loaded = loaded[split]
-        caption = self.caption_column or "caption"
-        needed = {"image_column": self.image_column} if "images" in kinds else {}
-        needed |= {"caption_column": caption} if "captions" in kinds else {}
-        needed |= {"id_column": self.id_column} if self.id_column is not None else {}
-        for flag, column in needed.items():
-            if column not in (known := loaded.column_names):
-                found = f"is no column of {name}{did_you_mean(column, known)} ({', '.join(known)})"
-                raise wrong_option(flag, column, found, "")
-        names = list(map(str, loaded[self.id_column] if self.id_column is not None else range(len(loaded))))
-        rows: dict[str, int] = {}  # of each image the first
-        captions, images = [], []
-        for row, texts in enumerate(loaded[caption] if "captions" in kinds else [()] * len(names)):
-            if "captions" not in kinds:
-                rows.setdefault(names[row], row)
-            for text in texts if isinstance(texts, (list, tuple)) else [texts]:
-                if isinstance(text, str) and text.strip():
-                    rows.setdefault(names[row], row)
-                    captions.append(text)
-                    images.append(names[row])
-                else:
-                    fix = "leave it out, or pass a column of texts"
-                    problems.add(file_error(name, f"is {shown(text)}", fix, index=f"row {row}: {caption}"))
-        problems.raise_if_any()
-        ids, pictures = list(rows), None
+        caption_column = self.caption_column or "caption"
+        columns = {}
         if "images" in kinds:
+            columns["image_column"] = self.image_column
+        if "captions" in kinds:
+            columns["caption_column"] = caption_column
+        if self.id_column is not None:
+            columns["id_column"] = self.id_column
+        for option_name, column in columns.items():
+            names = loaded.column_names
+            if column not in names:
+                problem = f"is not a column of {name}{did_you_mean(column, names)} ({', '.join(names)})"
+                raise wrong_option(option_name, column, problem, "")
+        row_ids = range(len(loaded)) if self.id_column is None else loaded[self.id_column]
+        image_ids = [str(row_id) for row_id in row_ids]
+        first_rows: dict[str, int] = {}  # of each image
+        captions = []
+        images = []
+        problems = Problems()
+        if "captions" not in kinds:
+            for row, image_id in enumerate(image_ids):
+                first_rows.setdefault(image_id, row)
+        else:
+            for row, texts in enumerate(loaded[caption_column]):
+                for text in texts if isinstance(texts, (list, tuple)) else [texts]:
+                    if isinstance(text, str) and text.strip():
+                        first_rows.setdefault(image_ids[row], row)
+                        captions.append(text)
+                        images.append(image_ids[row])
+                    else:
+                        index = f"row {row}: {caption_column}"
+                        fix = "leave it out, or pass a column of texts"
+                        problems.add(file_error(name, f"is {shown(text)}", fix, index=index))
+        problems.raise_if_any()
+        ids = list(first_rows)
+        pictures = None
+        if "images" in kinds:
+            # Undecoded, so that an image is decoded when a training reads it.
             if isinstance(loaded.features[self.image_column], datasets.Image):
                 loaded = loaded.cast_column(self.image_column, datasets.Image(decode=False))
             pictures = loaded.select_columns([self.image_column])
 
         def visual(i: int) -> InputImage:
-            picture = None if pictures is None else pictures[rows[ids[i]]][self.image_column]
+            picture = None
+            if pictures is not None:
+                picture = pictures[first_rows[ids[i]]][self.image_column]
             return InputImage.of(picture, f"image of {ids[i]!r}")
 
         return CaptionedImages(ids, captions, images, visual)
 
 
 def images_of(
-    of_caption: list[str],
+    image_of_caption: list[str],
     captions: list[str],
     folder: Folder | None,
     store: BoxFeatureStore | None,
@@ -137,18 +153,22 @@ def images_of(
 ) -> CaptionedImages:
     """Captions of images with these ids, and the images of a folder, or box features.
 
-    file_names: what an image is called where its files lie, if not by its id.
+    file_names: the file's name of an image, by its id, if the file is not called by the id.
     """
-    ids = list(dict.fromkeys(of_caption))
+    ids = list(dict.fromkeys(image_of_caption))
     if store is not None:
         boxes = boxes_by_id(store, ids)
-        return CaptionedImages(ids, captions, of_caption, lambda i: boxes[i])
+        return CaptionedImages(ids, captions, image_of_caption, lambda i: boxes[i])
     problems = Problems()
-    wanted = {image_id: (file_names or {}).get(image_id, image_id) for image_id in ids}
-    paths = folder.match(wanted, problems) if folder is not None else {}
+    paths: Mapping[str, Any] = {}
+    if folder is not None:
+        file_names = file_names or {}
+        names = {image_id: file_names.get(image_id, image_id) for image_id in ids}
+        paths = folder.match(names, problems)
     problems.raise_if_any()
-    return CaptionedImages(ids, captions, of_caption, _images(ids, paths))
+    return CaptionedImages(ids, captions, image_of_caption, _images(ids, paths))
 
 
-def _images(ids: list[str], found: Mapping[str, Any]) -> Callable[[int], Visual[Any]]:
-    return lambda i: InputImage.of(found[ids[i]], f"image of {ids[i]!r}")
+def _images(ids: list[str], paths: Mapping[str, Any]) -> Callable[[int], Visual[Any]]:
+    """The image of each number, unread."""
+    return lambda i: InputImage.of(paths[ids[i]], f"image of {ids[i]!r}")

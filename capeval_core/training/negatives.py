@@ -1,4 +1,4 @@
-"""Negative captions: what UMIC is trained to score below the captions of an image.
+"""Negative captions, which UMIC is trained to score below the captions of an image.
 
 Five kinds, from the captions that people wrote: words substituted, a caption of another image, a caption of a
 similar image ("hard"), words repeated or removed, and words in another order.
@@ -47,26 +47,27 @@ class WordTable:
     """Words by key, such as a tag, with their counts, from which others are drawn."""
 
     def __init__(self, counts: Mapping[str, Mapping[str, int]]) -> None:
-        self._of: dict[str, tuple[list[str], list[int], dict[str, tuple[int, int]]]] = {}
-        for key, own in counts.items():
-            # Words that differ in case only stand side by side, so that all of them are passed over at once.
-            words = sorted(own, key=lambda word: (word.casefold(), word))
-            ends = list(accumulate(own[word] for word in words))
+        # By key: its words, the end of each word's stretch, and the stretch of each word in any case.
+        self._by_key: dict[str, tuple[list[str], list[int], dict[str, tuple[int, int]]]] = {}
+        for key, word_counts in counts.items():
+            # Words that differ in case only are neighbours, so that all of them are passed over at once.
+            words = sorted(word_counts, key=lambda word: (word.casefold(), word))
+            ends = list(accumulate(word_counts[word] for word in words))
             spans: dict[str, tuple[int, int]] = {}
             for word, end in zip(words, ends, strict=True):
-                start = spans.get(word.casefold(), (end - own[word], 0))[0]
+                start, _ = spans.get(word.casefold(), (end - word_counts[word], end))
                 spans[word.casefold()] = start, end
-            self._of[key] = words, ends, spans
+            self._by_key[key] = words, ends, spans
 
     def has_other(self, key: str, word: str) -> bool:
-        """Whether there is another word of this key, beside other cases of the word."""
-        _, ends, spans = self._of.get(key, ([], [0], {}))
+        """Whether this key has another word that differs in more than case."""
+        _, ends, spans = self._by_key.get(key, ([], [0], {}))
         start, end = spans.get(word.casefold(), (0, 0))
         return end - start < ends[-1]
 
     def draw(self, key: str, word: str, rng: np.random.Generator) -> str:
         """A word of this key other than `word`, by frequency, where there is one."""
-        words, ends, spans = self._of[key]
+        words, ends, spans = self._by_key[key]
         start, end = spans.get(word.casefold(), (0, 0))
         # Each word is a stretch of 0 ... total, as long as its count; the original's stretch is jumped over.
         place = int(rng.integers(ends[-1] - (end - start)))
@@ -87,7 +88,8 @@ def _words_by_place(tagged: Tagged) -> WordTable:
     """Words by place: their tag, the two words before and the one behind. Places of one word are left out."""
     counts: dict[str, Counter[str]] = {}
     for caption in tagged:
-        tokens, tags = [token for token, _ in caption], [tag for _, tag in caption]
+        tokens = [token for token, _ in caption]
+        tags = [tag for _, tag in caption]
         for index, place in _places(tokens, tags).items():
             counts.setdefault(place, Counter())[tokens[index]] += 1
     return WordTable({place: words for place, words in counts.items() if len(words) > 1})
@@ -98,7 +100,8 @@ def _places(tokens: Sequence[str], tags: Sequence[str]) -> dict[int, str]:
     places = {}
     for index, tag in enumerate(tags):
         if tag.startswith((*CONTENT, "CD")) or tag == "IN":
-            before, after = tokens[max(index - BEFORE, 0) : index], tokens[index + 1 : index + 2]
+            before = tokens[max(index - BEFORE, 0) : index]
+            after = tokens[index + 1 : index + 2]
             places[index] = "\t".join([tag, *map(str.casefold, before), "", *map(str.casefold, after)])
     return places
 
@@ -143,7 +146,9 @@ def repetition_removal(tokens: Sequence[str], tags: Sequence[str], rng: np.rando
             index: 2 if draw < REPEATED else 0
             for index, draw in zip(touched, rng.random(len(touched)).tolist(), strict=True)
         }
-        negative = [token for index, token in enumerate(tokens) for _ in range(copies.get(index, 1))]
+        negative: list[str] = []
+        for index, token in enumerate(tokens):
+            negative += [token] * copies.get(index, 1)
         if negative and not _same(negative, original):
             return negative
     return [*original[: touched[0] + 1], *original[touched[0] :]]
@@ -163,8 +168,8 @@ def word_order(tokens: Sequence[str], rng: np.random.Generator) -> Negative:
             if not _same(negative, original):
                 return negative
         return [*original[1:], original[0]]
-    lost = set(_random_subset(range(len(original)), 1 - KEPT, rng, most=len(original) - 1))
-    return [token for index, token in enumerate(original) if index not in lost]
+    removed = set(_random_subset(range(len(original)), 1 - KEPT, rng, most=len(original) - 1))
+    return [token for index, token in enumerate(original) if index not in removed]
 
 
 def _random_subset(
@@ -188,17 +193,17 @@ def _count_law(trials: int, probability: float, most: int) -> tuple[float, ...]:
     return tuple((np.cumsum(weights) / weights.sum())[:-1].tolist())
 
 
-def _same(tokens: Sequence[str], others: Sequence[str]) -> bool:
+def _same(tokens: Sequence[str], original: Sequence[str]) -> bool:
     """Whether two captions have the same words, whatever their case."""
-    return [*map(str.casefold, tokens)] == [*map(str.casefold, others)]
+    return [*map(str.casefold, tokens)] == [*map(str.casefold, original)]
 
 
 def _one_word_foil(
     tokens: Sequence[str], tags: Sequence[str], table: WordTable, rng: np.random.Generator
 ) -> Negative:
-    """The caption with one word replaced by one that stands in its place elsewhere, by frequency.
+    """The caption with one word replaced by one that other captions have in such a place, by frequency.
 
-    It may mean the same; of many foils few are true.
+    It may mean the same, but few of many foils are true.
     """
     places = _places(tokens, tags)
     eligible = [index for index, place in places.items() if table.has_other(place, tokens[index])]
@@ -211,7 +216,7 @@ def _one_word_foil(
 
 
 class Group(NamedTuple):
-    """A caption and its negatives, all for one image: the positive first. kinds: of each caption."""
+    """A caption and its negatives, all for one image, the positive first, and the kind of each."""
 
     image: str
     captions: tuple[str, ...]
@@ -237,12 +242,14 @@ class NegativeSampler:
         foils: int = 0,
         seed: int = 0,
     ) -> None:
-        self.random_negatives, self.foils, self.seed = random_negatives, foils, seed
+        self.random_negatives = random_negatives
+        self.foils = foils
+        self.seed = seed
         self._captions = [" ".join(caption.split()) for caption in captions]
         self._ids, self._image = _numbered(images)
-        self._of: list[list[int]] = [[] for _ in self._ids]  # the captions of each image
+        self._captions_of: list[list[int]] = [[] for _ in self._ids]  # by the image's number
         for index, image in enumerate(self._image.tolist()):
-            self._of[image].append(index)
+            self._captions_of[image].append(index)
         self._text = _numbered(map(_key, captions))[1]
         self._check_others()
         self._table = _words_by_tag(tagged)
@@ -251,11 +258,16 @@ class NegativeSampler:
         self._words, self._tokens = _numbered(token for caption in tagged for token, _ in caption)
         self._tag_names, self._tags = _numbered(tag for caption in tagged for _, tag in caption)
         self._offsets = np.cumsum([0, *map(len, tagged)])
-        number = {image: index for index, image in enumerate(self._ids)}
-        self._similar: list[list[list[int]]] = []
-        for images_like in similar:
-            tops = ([o for o in images_like.get(image, ()) if o != image][:TOP] for image in self._ids)
-            self._similar.append([[number[other] for other in top if other in number] for top in tops])
+        self._similar = [self._numbered_tops(lists) for lists in similar]
+
+    def _numbered_tops(self, similar: Mapping[str, Sequence[str]]) -> list[list[int]]:
+        """For each image the numbers of the 3 most similar ones, without those that are not in the set."""
+        number = {image_id: index for index, image_id in enumerate(self._ids)}
+        tops = []
+        for image_id in self._ids:
+            neighbours = [neighbour for neighbour in similar.get(image_id, ()) if neighbour != image_id]
+            tops.append([number[neighbour] for neighbour in neighbours[:TOP] if neighbour in number])
+        return tops
 
     def __len__(self) -> int:
         return len(self._captions)
@@ -264,8 +276,8 @@ class NegativeSampler:
         """The positive, random negatives, hard, substitution, word order, repetition or removal, foils."""
         rng = np.random.default_rng([self.seed, epoch, index])
         image = int(self._image[index])
-        own = {int(self._text[other]) for other in self._of[image]}
-        own_keys = {_key(self._captions[other]) for other in self._of[image]}
+        true_texts = {int(self._text[caption]) for caption in self._captions_of[image]}
+        true_keys = {_key(self._captions[caption]) for caption in self._captions_of[image]}
         part = slice(self._offsets[index], self._offsets[index + 1])
         tokens = [self._words[word] for word in self._tokens[part]]
         tags = [self._tag_names[tag] for tag in self._tags[part]]
@@ -273,8 +285,9 @@ class NegativeSampler:
 
         captions = [self._captions[index]]
         kinds = ["positive", *["random"] * self.random_negatives, "hard"]
-        captions += [self._captions[self._random(own, rng)] for _ in range(self.random_negatives)]
-        captions.append(self._captions[self._hard(image, own, rng)])
+        for _ in range(self.random_negatives):
+            captions.append(self._captions[self._random(true_texts, rng)])
+        captions.append(self._captions[self._hard(image, true_texts, rng)])
         changes: list[tuple[str, Callable[[], Negative]]] = [
             ("substitution", lambda: substitution(tokens, tags, self._table, rng)),
             ("word_order", lambda: word_order(tokens, rng)),
@@ -282,76 +295,93 @@ class NegativeSampler:
             *[(FOIL, lambda: _one_word_foil(tokens, tags, self._places, rng))] * self.foils,
         ]
         for kind, change in changes:
-            negative = self._changed(change, spelling, own_keys)
-            captions.append(self._captions[self._random(own, rng)] if negative is None else negative)
-            kinds.append("random" if negative is None else kind)
+            negative = self._changed(change, spelling, true_keys)
+            if negative is None:
+                captions.append(self._captions[self._random(true_texts, rng)])
+                kinds.append("random")
+            else:
+                captions.append(negative)
+                kinds.append(kind)
         return Group(self._ids[image], tuple(captions), tuple(kinds))
 
-    def _changed(self, change: Callable[[], Negative], spelling: _Spelling, own: set[str]) -> str | None:
-        """A changed caption that is no caption of the image, if there is one."""
+    def _changed(
+        self, change: Callable[[], Negative], spelling: _Spelling, true_keys: set[str]
+    ) -> str | None:
+        """A changed caption that is not a caption of the image, if there is one."""
         for _ in range(TRIES):
             tokens = change()
             if tokens is None:
                 return None
             text = spelling.text(tokens)
-            if _key(text) not in own:
+            if _key(text) not in true_keys:
                 return text
         return None
 
-    def _random(self, own: set[int], rng: np.random.Generator) -> int:
+    def _random(self, true_texts: set[int], rng: np.random.Generator) -> int:
         """The index of a caption that is not the image's own, uniformly."""
         for _ in range(TRIES):
             index = int(rng.integers(len(self)))
-            if int(self._text[index]) not in own:
+            if int(self._text[index]) not in true_texts:
                 return index
-        others = np.flatnonzero(~np.isin(self._text, list(own)))
-        return int(others[rng.integers(len(others))])
+        false_captions = np.flatnonzero(~np.isin(self._text, list(true_texts)))
+        return int(false_captions[rng.integers(len(false_captions))])
 
-    def _hard(self, image: int, own: set[int], rng: np.random.Generator) -> int:
+    def _hard(self, image: int, true_texts: set[int], rng: np.random.Generator) -> int:
         """The index of a caption of a similar image; of any other image where there is none."""
         if self._similar:
             top = self._similar[int(rng.integers(len(self._similar)))][image]
-            captions = [[i for i in self._of[other] if int(self._text[i]) not in own] for other in top]
-            captions = list(filter(None, captions))
-            if captions:
-                chosen = captions[int(rng.integers(len(captions)))]
-                return chosen[int(rng.integers(len(chosen)))]
-        return self._random(own, rng)
+            candidates = []
+            for neighbour in top:
+                false_captions = self._false_captions(neighbour, true_texts)
+                if false_captions:
+                    candidates.append(false_captions)
+            if candidates:
+                captions = candidates[int(rng.integers(len(candidates)))]
+                return captions[int(rng.integers(len(captions)))]
+        return self._random(true_texts, rng)
+
+    def _false_captions(self, image: int, true_texts: set[int]) -> list[int]:
+        """The captions of an image whose texts are not among the true ones of another image."""
+        return [caption for caption in self._captions_of[image] if int(self._text[caption]) not in true_texts]
 
     def _check_others(self) -> None:
         """Refuse images for which no caption of another image differs from their own."""
         total = np.bincount(self._text)
         problems = Problems()
         for image, name in enumerate(self._ids):
-            own = np.unique(self._text[self._of[image]])
-            if total[own].sum() == len(self):
-                found = f"no caption of another image than {name!r} that differs from its own"
-                problems.add(Problem("captions", f"have {found}", "add images with other captions"))
+            texts_of_image = np.unique(self._text[self._captions_of[image]])
+            if total[texts_of_image].sum() == len(self):
+                problem = f"have no caption of another image than {name!r} that differs from its own"
+                problems.add(Problem("captions", problem, "add images with other captions"))
         problems.raise_if_any()
 
 
 class _Spelling:
-    """How the tokens of a caption stand beside each other: with a space or, as in "a man's", without."""
+    """The spaces between the tokens of a caption, which "a man's" lacks, also where tokens are reordered."""
 
     def __init__(self, caption: str, tokens: Sequence[str]) -> None:
         self._pairs: dict[tuple[str, str], bool] = {}
         # Punctuation that touches the word before or after it does so wherever it is put.
         self._before: set[str] = set()
         self._after: set[str] = set()
-        at, previous = 0, ""
+        end = 0
+        previous = ""
         for token in tokens:
-            start = caption.index(token, at)
-            touches = start == at
+            start = caption.index(token, end)
+            touches = start == end
             if previous:
                 self._pairs.setdefault((previous, token), touches)
                 if touches and not token[0].isalnum():
                     self._before.add(token)
                 elif touches and not previous[-1].isalnum():
                     self._after.add(previous)
-            at, previous = start + len(token), token
+            end = start + len(token)
+            previous = token
 
     def text(self, tokens: Sequence[str]) -> str:
-        text, previous = "", ""
+        """The tokens as a text."""
+        text = ""
+        previous = ""
         for token in tokens:
             touches = self._pairs.get((previous, token), token in self._before or previous in self._after)
             text += token if touches or not previous else f" {token}"
@@ -360,7 +390,7 @@ class _Spelling:
 
 
 def similar_by_features(images: Sequence[str], features: ArrayLike, *, top: int = TOP) -> Similar:
-    """Of each image the `top` ones of the highest cosine of features (n, d), but for equal features."""
+    """For each image the `top` ones of the highest cosine of features (n, d), without equal features."""
     vectors = np.asarray(features, dtype=np.float32)
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0)
@@ -369,9 +399,9 @@ def similar_by_features(images: Sequence[str], features: ArrayLike, *, top: int 
 
 
 def similar_by_captions(images: Sequence[str], captions: Sequence[str], *, top: int = TOP) -> Similar:
-    """Of each image the `top` ones of the highest mean CIDEr of its captions with theirs, if not the same.
+    """For each image the `top` ones of the highest mean CIDEr of its captions with theirs, if not the same.
 
-    How rare an n-gram is, is measured by the images whose captions hold it.
+    The rarity of an n-gram is measured by the images whose captions hold it.
     """
     pools: dict[str, list[tuple[str, ...]]] = {}
     for image, caption in zip(images, captions, strict=True):
@@ -406,8 +436,8 @@ def _lists(
         for image, row in zip(images[rows], scores, strict=True):
             # All that are at least as similar as the last one of the list, then in order.
             least = np.partition(row, -top)[-top] if top < len(row) else -np.inf
-            near = np.flatnonzero((row >= least) & (row > -np.inf))
-            order = near[np.argsort(-row[near], kind="stable")][:top]
+            nearest = np.flatnonzero((row >= least) & (row > -np.inf))
+            order = nearest[np.argsort(-row[nearest], kind="stable")][:top]
             lists[image] = [images[index] for index in order.tolist()]
     return lists
 
@@ -420,5 +450,5 @@ def _numbered(items: Iterable[Hashable]) -> tuple[list[Any], NDArray[np.int32]]:
 
 
 def _key(text: str) -> str:
-    """What equal captions share, whatever their white space and case."""
+    """A text that equal captions share, whatever their white space and case."""
     return "".join(text.split()).casefold()

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.tokenizers import ClipTokenizer
-from capeval_core.errors import Problems, counted, file_error, warn, wrong_option
+from capeval_core.errors import Problems, ProblemsError, counted, file_error, warn, wrong_option
 from capeval_core.fetching import open_listed
 from capeval_core.inputs.images import InputImage
 from capeval_core.models.device import on_device
@@ -49,6 +49,7 @@ from capeval_core.training.trainer import (
     VALIDATION,
     Looks,
     Objective,
+    Phase,
     ReadTerms,
     Report,
     Trainer,
@@ -62,8 +63,9 @@ from capeval_core.weights.folder import WeightsError
 CONTRAST = "contrast"  # the only phase of the training
 REAL, GENERATED_IMAGES, GENERATED_CAPTIONS = "real pairs", "generated images", "generated captions"
 """The terms of eq. 3: L(V, T), L(V', T), L(V, T')."""
-LAMBDA_V, LAMBDA_T = 0.05, 0.1  # weights of L(V', T) and L(V, T')
-ABSENT = -1  # stands where a pair has no generated image or no generated caption
+LAMBDA_V = 0.05  # weight of L(V', T)
+LAMBDA_T = 0.1  # weight of L(V, T')
+ABSENT = -1  # in place of a number where a pair has no generated image or no generated caption
 
 
 def info_nce(images: Tensor, texts: Tensor, scale: Tensor | float) -> Tensor:
@@ -72,8 +74,8 @@ def info_nce(images: Tensor, texts: Tensor, scale: Tensor | float) -> Tensor:
     images, texts: (n, d), of any length; row i of one belongs to row i of the other. scale: 1 / temperature.
     """
     logits = scale * functional.normalize(images, dim=-1) @ functional.normalize(texts, dim=-1).T
-    own = torch.arange(len(logits), device=logits.device)
-    return functional.cross_entropy(logits, own) + functional.cross_entropy(logits.T, own)
+    matches = torch.arange(len(logits), device=logits.device)
+    return functional.cross_entropy(logits, matches) + functional.cross_entropy(logits.T, matches)
 
 
 def _positive_augmented_loss(terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
@@ -83,11 +85,10 @@ def _positive_augmented_loss(terms: Mapping[str, Tensor], weights: Mapping[str, 
 
 @dataclass(frozen=True, kw_only=True)
 class PacsTraining(Training):
-    """How PAC-S is trained. The defaults are the paper's, and those noted where it states none."""
+    """Options of PAC-S's training. The defaults are the paper's, and those noted where it states none."""
 
     name: ClassVar = "pacs"
     metric: ClassVar = "pacs"
-    lengths: ClassVar = {CONTRAST: ("steps", "learning_rate")}
     shares: ClassVar[tuple[str, ...]] = ("validation",)
     free: ClassVar[tuple[str, ...]] = (*Training.free, "towers")
     betas: ClassVar = (0.9, 0.999)  # the paper states none: PyTorch's
@@ -139,8 +140,11 @@ class PacsTraining(Training):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.patience and self.patience < self.evaluate_every:
-            found = f"is below the {self.evaluate_every} of evaluate_every"
-            raise wrong_option("patience", self.patience, found, "look more often, or wait longer")
+            problem = f"is below the {self.evaluate_every} of evaluate_every"
+            raise wrong_option("patience", self.patience, problem, "look more often, or wait longer")
+
+    def schedule(self) -> list[Phase]:
+        return [Phase(CONTRAST, self.steps, self.learning_rate)]
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step, from 0: a linear rise, then constant."""
@@ -154,7 +158,7 @@ class PacsTraining(Training):
 
 
 class _Pairs(NamedTuple):
-    """Numbers of images and captions, generated ones behind the others, (n,) each."""
+    """Numbers of images and captions, (n,) each; generated ones are numbered behind the others."""
 
     images: Numbers
     captions: Numbers
@@ -163,19 +167,23 @@ class _Pairs(NamedTuple):
 
 
 class _Lists:
-    """A list of numbers for each of n things: those of thing i are `values[starts[i]:starts[i + 1]]`."""
+    """A list of numbers for each of n owners: that of owner i is `values[starts[i]:starts[i + 1]]`."""
 
-    def __init__(self, things: int, owners: Sequence[int], values: Iterable[int]) -> None:
-        own = np.array(owners, dtype=np.int64)
-        self.values = np.fromiter(values, dtype=np.int64)[np.argsort(own, kind="stable")]
-        self.starts = np.concatenate([[0], np.cumsum(np.bincount(own, minlength=things))])
+    def __init__(self, owner_count: int, owners: Sequence[int], values: Iterable[int]) -> None:
+        owner_of_value = np.array(owners, dtype=np.int64)
+        counts = np.bincount(owner_of_value, minlength=owner_count)
+        self.values = np.fromiter(values, dtype=np.int64)[np.argsort(owner_of_value, kind="stable")]
+        self.starts = np.concatenate([[0], np.cumsum(counts)])
 
-    def drawn(self, things: Numbers, lots: NDArray[np.float64]) -> Numbers:
-        """One of each thing's numbers, by a lot in [0, 1); `ABSENT` where it has none."""
+    def drawn(self, owners: Numbers, lots: NDArray[np.float64]) -> Numbers:
+        """One of each owner's numbers, by a lot in [0, 1); `ABSENT` where it has none."""
         if not len(self.values):
-            return np.full(len(things), ABSENT)
-        first, counts = self.starts[things], self.starts[things + 1] - self.starts[things]
-        places = np.minimum(first + np.floor(lots * counts).astype(np.int64), len(self.values) - 1)
+            return np.full(len(owners), ABSENT)
+        first = self.starts[owners]
+        counts = self.starts[owners + 1] - first
+        places = first + np.floor(lots * counts).astype(np.int64)
+        # An owner without numbers may point behind the end; its value is not used.
+        places = np.minimum(places, len(self.values) - 1)
         return np.where(counts > 0, self.values[places], ABSENT)
 
 
@@ -189,56 +197,77 @@ class PairData:
         positives: Positives | None,
         validation: CaptionedImages | None = None,
     ) -> None:
-        self.positives, self.validation = positives, validation
+        self.positives = positives
+        self.validation = validation
         count = len(captioned.ids)
         self.captioned = captioned if validation is None else _joined(captioned, validation)
         self._number(training)
         if validation is None:
-            share = training.validation
-            most = min(count, max(2, round(share * count))) if share else 0
+            held_out_count = 0
+            if training.validation:  # the loss of a single image is 0, so two at least
+                held_out_count = min(count, max(2, round(training.validation * count)))
             order = np.random.default_rng([training.seed, 2]).permutation(count)
-            self.trained, self.held_out = np.sort(order[most:]), np.sort(order[:most])
+            self.trained = np.sort(order[held_out_count:])
+            self.held_out = np.sort(order[:held_out_count])
         else:
-            self.trained, self.held_out = np.arange(count), np.arange(count, len(self.captioned.ids))
+            self.trained = np.arange(count)
+            self.held_out = np.arange(count, len(self.captioned.ids))
         if training.batch_size > len(self.trained):
-            found = f"is more than the {len(self.trained):,} images to train on"
-            raise wrong_option("batch_size", training.batch_size, found, "pass a smaller one")
+            problem = f"is more than the {len(self.trained):,} images to train on"
+            raise wrong_option("batch_size", training.batch_size, problem, "pass a smaller one")
         if len(self.held_out) == 1:
             raise ValueError(
                 "one image is held out for validation, but its loss needs two: give more captions"
             )
 
     def _number(self, training: PacsTraining) -> None:
-        """Number captions, then generated ones, and images, then generated ones; see what belongs to what."""
-        captioned, positives, problems = self.captioned, self.positives, Problems()
-        ids, texts = captioned.ids, list(captioned.captions)
-        number = {image_id: index for index, image_id in enumerate(ids)}
-        self.captions = _Lists(len(ids), captioned.numbers, range(len(texts)))
-        generated = [] if positives is None else [row for row in positives.captions if row[0] in number]
-        owners = [number[image_id] for image_id, _ in generated]
-        self.generated_captions = _Lists(len(ids), owners, range(len(texts), len(texts) + len(owners)))
-        self.texts = texts + [text for _, text in generated]
-        sources: dict[tuple[str, str], list[int]] = {}
-        for caption, source in enumerate(zip(captioned.images, texts, strict=True)):
-            sources.setdefault(source, []).append(caption)
-        origins = [] if positives is None else positives.sources
-        rows = [(c, i) for i, origin in enumerate(origins, len(ids)) for c in sources.get(origin, ())]
-        self.generated_images = _Lists(len(texts), [c for c, _ in rows], [i for _, i in rows])
-        self.generated = len(rows), len(generated)
-        if positives is not None:
-            unused = len(positives.captions) - len(generated) + sum(own not in sources for own in origins)
-            if unused:
-                warn(f"{unused:,} positives belong to no image or caption here")
-        kinds = (("lambda_v", "images"), ("lambda_t", "captions"))
-        for (name, what), count in zip(kinds, self.generated, strict=True):
-            if (weight := getattr(training, name)) and not count:
-                found = f"are no generated {what} of these captions"
-                if positives is None:
-                    found = "is no folder of positives"
-                fix = "pass a folder that `capeval augment` made as `--positives`, or 0 to train without them"
-                found = f"is a weight of generated {what}, but there {found}"
-                problems.add(wrong_option(name, weight, found, fix))
+        """Number captions and images, then generated ones behind them, and relate each to its source."""
+        ids = self.captioned.ids
+        captions = list(self.captioned.captions)
+        self.captions = _Lists(len(ids), self.captioned.numbers, range(len(captions)))
+        self.texts = list(captions)  # generated ones follow
+        image_number = {image_id: number for number, image_id in enumerate(ids)}
+        captions_by_source: dict[tuple[str, str], list[int]] = {}
+        for caption, source in enumerate(zip(self.captioned.images, captions, strict=True)):
+            captions_by_source.setdefault(source, []).append(caption)
+        caption_owners: list[int] = []
+        image_owners: list[int] = []
+        generated_images: list[int] = []
+        unused = 0
+        if self.positives is not None:
+            for image_id, text in self.positives.captions:
+                if image_id in image_number:
+                    caption_owners.append(image_number[image_id])
+                    self.texts.append(text)
+                else:
+                    unused += 1
+            for image, source in enumerate(self.positives.sources, len(ids)):
+                owners = captions_by_source.get(source, [])
+                image_owners += owners
+                generated_images += [image] * len(owners)
+                if not owners:
+                    unused += 1
+        generated_captions = range(len(captions), len(self.texts))
+        self.generated_captions = _Lists(len(ids), caption_owners, generated_captions)
+        self.generated_images = _Lists(len(captions), image_owners, generated_images)
+        self.generated = len(image_owners), len(caption_owners)
+        if unused:
+            warn(f"{unused:,} positives belong to no image or caption here")
+        problems = Problems()
+        if training.lambda_v and not image_owners:
+            problems.add(self._without_positives("lambda_v", training.lambda_v, "images"))
+        if training.lambda_t and not caption_owners:
+            problems.add(self._without_positives("lambda_t", training.lambda_t, "captions"))
         problems.raise_if_any()
+
+    def _without_positives(self, name: str, weight: float, kind: str) -> ProblemsError:
+        """The error that a loss has a weight but no generated images or captions."""
+        if self.positives is None:
+            reason = "there is no folder of positives"
+        else:
+            reason = f"there are no generated {kind} of these captions"
+        fix = "pass a folder that `capeval augment` made as `--positives`, or 0 to train without them"
+        return wrong_option(name, weight, f"is a weight of generated {kind}, but {reason}", fix)
 
     def visuals(self) -> Iterator[InputImage]:
         """All images, then the generated ones."""
@@ -272,11 +301,12 @@ def _joined(captioned: CaptionedImages, validation: CaptionedImages) -> Captione
 
 
 class _PairBatch(NamedTuple):
-    """What the model takes of n pairs; for each loss of positives what it takes of n, and which are there."""
+    """The model's inputs of n pairs."""
 
     images: Tensor
     texts: Any
     generated: dict[str, tuple[Any, Tensor]]
+    """For each loss of positives its n inputs, and which of them are positives and not mere stand-ins."""
 
 
 class PacsObjective(Objective):
@@ -291,7 +321,11 @@ class PacsObjective(Objective):
     def __init__(
         self, training: PacsTraining, data: PairData, model: TunedClip, inputs: Inputs, world: int
     ) -> None:
-        self.training, self.data, self.model, self.inputs, self.world = training, data, model, inputs, world
+        self.training = training
+        self.data = data
+        self.model = model
+        self.inputs = inputs
+        self.world = world
         self._epoch = lru_cache(maxsize=2)(
             lambda epoch: data.drawn(data.trained, np.random.default_rng([training.seed, 1, epoch]))
         )
@@ -301,20 +335,22 @@ class PacsObjective(Objective):
         size = self.training.batch_size
         batch, process = divmod(number, self.world)
         epoch, place = divmod(batch, len(self.data.trained) // size)
-        each = size // self.world
-        start = place * size + process * each
-        return self._batch(_Pairs(*(numbers[start : start + each] for numbers in self._epoch(epoch))))
+        share = size // self.world
+        start = place * size + process * share
+        return self._batch(_Pairs(*(numbers[start : start + share] for numbers in self._epoch(epoch))))
 
     def _batch(self, pairs: _Pairs) -> _PairBatch:
-        inputs, generated = self.inputs, {}
-        for name, made, own, take in (
-            (GENERATED_IMAGES, pairs.generated_images, pairs.images, inputs.images),
-            (GENERATED_CAPTIONS, pairs.generated_captions, pairs.captions, inputs.texts),
-        ):
-            if name in self.training.weights:
-                there = made != ABSENT
-                generated[name] = take(np.where(there, made, own)), torch.from_numpy(there)
-        return _PairBatch(inputs.images(pairs.images), inputs.texts(pairs.captions), generated)
+        """The inputs of pairs; where a positive is absent its source stands in, so that sizes agree."""
+        generated: dict[str, tuple[Any, Tensor]] = {}
+        if GENERATED_IMAGES in self.training.weights:
+            present = pairs.generated_images != ABSENT
+            numbers = np.where(present, pairs.generated_images, pairs.images)
+            generated[GENERATED_IMAGES] = self.inputs.images(numbers), torch.from_numpy(present)
+        if GENERATED_CAPTIONS in self.training.weights:
+            present = pairs.generated_captions != ABSENT
+            numbers = np.where(present, pairs.generated_captions, pairs.captions)
+            generated[GENERATED_CAPTIONS] = self.inputs.texts(numbers), torch.from_numpy(present)
+        return _PairBatch(self.inputs.images(pairs.images), self.inputs.texts(pairs.captions), generated)
 
     def losses(self, phase: str, batch: _PairBatch) -> tuple[Tensor, ReadTerms]:
         terms = self._terms(batch, self._gathered)
@@ -324,21 +360,28 @@ class PacsObjective(Objective):
     def _terms(self, batch: _PairBatch, gathered: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
         """The terms of eq. 3 that are switched on and have pairs, over the rows that `gathered` gives."""
         model = self.model
-        device, scale = model.logit_scale.device, model.logit_scale.exp()
+        device = model.logit_scale.device
+        scale = model.logit_scale.exp()
 
-        def features(of: Callable[[Any], Tensor], inputs: Any) -> Tensor:
-            return gathered(of(on_device(inputs, device) if isinstance(inputs, Tensor) else inputs))
+        def features(tower: Callable[[Any], Tensor], inputs: Any) -> Tensor:
+            if isinstance(inputs, Tensor):
+                inputs = on_device(inputs, device)
+            return gathered(tower(inputs))
 
-        images, texts = features(model.images, batch.images), features(model.texts, batch.texts)
+        images = features(model.images, batch.images)
+        texts = features(model.texts, batch.texts)
         terms = {REAL: info_nce(images, texts, scale)}
-        for name, (inputs, there) in batch.generated.items():
-            generated = features(model.images if name == GENERATED_IMAGES else model.texts, inputs)
+        for name, (inputs, is_positive) in batch.generated.items():
+            tower = model.images if name == GENERATED_IMAGES else model.texts
+            generated = features(tower, inputs)
             # One process does not wait for its device; several gather on their devices.
-            present = on_device(gathered(there).cpu().nonzero()[:, 0], device)
-            if len(present) and name == GENERATED_IMAGES:
-                terms[name] = info_nce(generated[present], texts[present], scale)
-            elif len(present):
-                terms[name] = info_nce(images[present], generated[present], scale)
+            rows = on_device(gathered(is_positive).cpu().nonzero()[:, 0], device)
+            if not len(rows):
+                continue
+            if name == GENERATED_IMAGES:
+                terms[name] = info_nce(generated[rows], texts[rows], scale)
+            else:
+                terms[name] = info_nce(images[rows], generated[rows], scale)
         return terms
 
     def _gathered(self, rows: Tensor) -> Tensor:
@@ -360,11 +403,16 @@ class PacsObjective(Objective):
         return self.model.tuned(state)
 
     def held_out(self) -> Looks:
-        """Looks at the loss of eq. 3 on images held out, always with the same captions and positives."""
-        training, images = self.training, self.data.held_out
+        """The looks at the loss of eq. 3 on images held out, always with the same captions and positives."""
+        training = self.training
+        images = self.data.held_out
         pairs = self.data.drawn(images, np.random.default_rng([training.seed, 3]))
-        count = -(-len(images) // training.batch_size)
-        parts = [_Pairs(*part) for part in zip(*(np.array_split(own, count) for own in pairs), strict=True)]
+        # Equal parts, as the loss of a last small batch would not compare with those of others.
+        part_count = math.ceil(len(images) / training.batch_size)
+        parts = [
+            _Pairs(*(numbers[rows] for numbers in pairs))
+            for rows in np.array_split(np.arange(len(images)), part_count)
+        ]
 
         @torch.no_grad()
         def loss() -> float:
@@ -380,22 +428,23 @@ class PacsObjective(Objective):
 
 
 def train_pacs(training: PacsTraining, data: PairData, out: Path, *, report: Report) -> Path:
-    """Train PAC-S; a training that `out` holds goes on where it was stopped. The folder of weights."""
+    """Train PAC-S, or resume the training that `out` holds; the folder of weights."""
     with opened(training, out) as accelerator:
         start = open_listed(training.start, metric="pacs", tiny="pacs")
         if network_of(start) is not ClipEncoder:
             raise WeightsError(
-                f"{start.name!r} is no CLIP with a ViT or a ResNet: others cannot be trained here"
+                f"{start.name!r} is not a CLIP with a ViT or a ResNet: others cannot be trained here"
             )
-        config, tensors = ClipEncoder.read_config(start), start.tensors()
+        config = ClipEncoder.read_config(start)
+        tensors = start.tensors()
         prompt = training.prompt
         if prompt is None:
             prompt = str(config.get("constants", {}).get("prompt", PROMPT))
         training = replace(training, prompt=prompt)
         world = accelerator.num_processes
         if training.batch_size % world:
-            found = f"is no multiple of the {world} processes"
-            raise wrong_option("batch_size", training.batch_size, found, "pass one that is")
+            problem = f"is not a multiple of the {world} processes"
+            raise wrong_option("batch_size", training.batch_size, problem, "pass one that is")
         stamp: dict[str, Any] = {
             **training.stamp(),
             "start": ClipEncoder.fingerprint_of(start),
@@ -406,11 +455,14 @@ def train_pacs(training: PacsTraining, data: PairData, out: Path, *, report: Rep
         }
         captions = [f"{prompt}{text}" for text in data.texts]
         length = int(config["architecture"]["text"]["context_length"])
-        cut = sum(map(bool, ClipTokenizer(length).encode(captions).truncated))
-        cut_off = f"cut off at {length:,} tokens: {cut:,} of {len(captions):,} captions" if cut else None
-        if cut_off is not None and accelerator.is_main_process:
-            report(cut_off)
-        folder, device = Path(training.towers or out / TOWERS), str(accelerator.device)
+        truncated = np.count_nonzero(ClipTokenizer(length).encode(captions).truncated)
+        cut_off = None
+        if truncated:
+            cut_off = f"cut off at {length:,} tokens: {truncated:,} of {len(captions):,} captions"
+            if accelerator.is_main_process:
+                report(cut_off)
+        folder = Path(training.towers or out / TOWERS)
+        device = str(accelerator.device)
         with accelerator.main_process_first():
             counts = f"{counted(len(data.captioned.ids), 'image')} and {counted(len(captions), 'caption')}"
             if training.lora:
@@ -419,8 +471,9 @@ def train_pacs(training: PacsTraining, data: PairData, out: Path, *, report: Rep
                 inputs = pixels_and_ids(clip, folder, data.visuals(), captions)
             else:
                 report(f"outputs of the frozen towers for {counts}")
-                own = {name: value for name, value in config.items() if name != "canary"}
-                towers = TowerEncoder(own, dict(tensors), checksum=start.checksum, device=device)
+                # The canary is of the whole network, which ends in projections.
+                tower_config = {name: value for name, value in config.items() if name != "canary"}
+                towers = TowerEncoder(tower_config, dict(tensors), checksum=start.checksum, device=device)
                 inputs = tower_outputs(towers, folder, data.visuals(), captions)
         model: TunedClip = Projections(config, tensors, training.temperature)
         if training.lora:
@@ -445,7 +498,11 @@ def _card(training: PacsTraining, data: PairData, **more: Any) -> str:
     """README.md of trained weights."""
     from jinja2 import Environment, PackageLoader
 
-    weights, starts, positives = training.weights, data.captions.starts, data.positives
+    weights = training.weights
+    starts = data.captions.starts
+    made_by = None
+    if data.positives is not None:
+        made_by = json.dumps(data.positives.settings, sort_keys=True)
     terms = [(GENERATED_IMAGES, "L(V', T)"), (GENERATED_CAPTIONS, "L(V, T')")]
     template = Environment(loader=PackageLoader("capeval_core.reports")).get_template("pacs_card.md.j2")
     return template.render(
@@ -456,7 +513,7 @@ def _card(training: PacsTraining, data: PairData, **more: Any) -> str:
         held_out=len(data.held_out),
         prompt=repr(training.prompt),
         generated=data.generated,
-        made_by=None if positives is None else json.dumps(positives.settings, sort_keys=True),
+        made_by=made_by,
         terms=[(f"{weights[name]:g}", term) for name, term in terms if name in weights],
         settings=[(name, json.dumps(value)) for name, value in training.stamp().items() if name != "data"],
         **more,

@@ -1,4 +1,4 @@
-"""Outputs of towers and box features: arrays by key, computed once, in files that are mapped into memory."""
+"""Encoder outputs and box features on disk: arrays by key, computed once, mapped into memory."""
 
 from __future__ import annotations
 
@@ -19,49 +19,48 @@ from capeval_core.limits import LIMITS
 
 
 class StoredArrays(FeatureCache):
-    """Flat arrays by key, in a folder by name; to the streaming engine a cache that says what is there."""
+    """Flat arrays by key, in a folder by name; for the engine a cache whose `get` only tests membership."""
 
     def __init__(self, folder: Path, name: str, dtype: DTypeLike) -> None:
         super().__init__(max_bytes=0)
         self.dtype = np.dtype(dtype)
         stamp = {"arrays": name, "dtype": self.dtype.name}
-        own = folder / hashlib.blake2b(repr(stamp).encode(), digest_size=8).hexdigest()
+        store_folder = folder / hashlib.blake2b(repr(stamp).encode(), digest_size=8).hexdigest()
         seconds = LIMITS.training_seconds
-        self._kept = Kept(own, stamp, folder.name, most_seconds=seconds, mapped=True, required=True)
+        self._store = Kept(store_folder, stamp, folder.name, most_seconds=seconds, mapped=True, required=True)
         self._places: dict[str, tuple[int, int]] = {}
         self._read()
 
     def _read(self) -> None:
         self._tables: list[tuple[NDArray[np.int64], NDArray[Any]]] = []
         self._new: set[str] = set()
-        for table in self._kept.tables():
+        for table in self._store.tables():
             _, starts, values = table["array"].chunk(0).buffers()
             ends = np.frombuffer(starts, np.int64)[: len(table) + 1] // self.dtype.itemsize
-            self._places |= {
-                key: (len(self._tables), row) for row, key in enumerate(table["key"].to_pylist())
-            }
+            for row, key in enumerate(table["key"].to_pylist()):
+                self._places[key] = len(self._tables), row
             self._tables.append((ends, np.frombuffer(values, self.dtype, ends[-1])))
 
     def get(self, keys: Iterable[str]) -> dict[str, NDArray[Any]]:
-        """The keys that have an array, without it."""
+        """An empty array for each key that has one in the store."""
         empty = np.empty(0, dtype=self.dtype)
         return {key: empty for key in keys if key in self._places or key in self._new}
 
     def put(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Keep arrays. Raises ValueError where one exceeds the range of the store's type."""
         with np.errstate(over="ignore"):
-            own = [array.astype(self.dtype) for array in arrays.values()]
-        if not all(np.isfinite(array).all() for array in own):
-            found = f"a feature exceeds the range of {self.dtype.name}"
-            raise ValueError(f"{found}, in which it is kept for training")
-        values = pa.array([array.tobytes() for array in own], pa.large_binary())
-        self._kept.append(pa.table({"key": list(arrays), "array": values}))
+            converted = [array.astype(self.dtype) for array in arrays.values()]
+        if not all(np.isfinite(array).all() for array in converted):
+            problem = f"a feature exceeds the range of {self.dtype.name}"
+            raise ValueError(f"{problem}, in which it is kept for training")
+        values = pa.array([array.tobytes() for array in converted], pa.large_binary())
+        self._store.append(pa.table({"key": list(arrays), "array": values}))
         self._new |= arrays.keys()
 
     def flush(self) -> None:
-        """Put all on the disk, where `places` and `rows` find it."""
+        """Write all arrays to the disk, and map them."""
         if self._new:
-            self._kept.flush()
+            self._store.flush()
             self._read()
 
     def __getitem__(self, key: str) -> NDArray[Any]:
@@ -71,17 +70,18 @@ class StoredArrays(FeatureCache):
         return values[ends[row] : ends[row + 1]]
 
     def reader(self, keys: Sequence[str], shape: tuple[int, ...]) -> Callable[[NDArray[np.int64]], Tensor]:
-        """What gives (n, *shape) float32 of n of these keys, by their numbers; all arrays have one shape."""
+        """A function from numbers of n of these keys to (n, *shape) float32; all arrays have one shape."""
         places = np.array([self._places[key] for key in keys], dtype=np.int64).reshape(-1, 2)
 
         def rows(numbers: NDArray[np.int64]) -> Tensor:
-            tables, own = places[numbers].T
-            # In PyTorch's own memory: a killed training goes on with the same bits.
+            tables, table_rows = places[numbers].T
+            # In PyTorch's memory: NumPy's may be aligned otherwise, but a resumed run needs the same bits.
             result = torch.empty(len(numbers), *shape)
             gathered = result.flatten(1).numpy()
             for table in np.unique(tables):
                 ends, values = self._tables[table]
-                gathered[tables == table] = values.reshape(len(ends) - 1, -1)[own[tables == table]]
+                in_table = tables == table
+                gathered[in_table] = values.reshape(len(ends) - 1, -1)[table_rows[in_table]]
             return result
 
         return rows

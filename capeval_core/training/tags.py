@@ -1,6 +1,6 @@
 """Part-of-speech tags of captions: Penn Treebank tags by spaCy, by NLTK, or of the words of drawn scenes.
 
-Tokens of every tagger spell their caption: joined by spaces they are its text, up to white space beside
+Tokens of every tagger spell their caption: joined by spaces they are its text, up to white space next to
 punctuation, which BERT's tokenizers do not see. So a caption made of tokens cannot betray itself by them.
 """
 
@@ -11,17 +11,19 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
+from itertools import pairwise
 from typing import Any
 
 from capeval_core.errors import Problem, Problems, at, did_you_mean, wrong_option
 from capeval_core.project import install_command
 
 TaggedCaption = list[tuple[str, str]]  # tokens with their tags, in order
-SPACY_MODEL, NLTK_DATA = "en_core_web_sm", "averaged_perceptron_tagger_eng"
+SPACY_MODEL = "en_core_web_sm"
+NLTK_DATA = "averaged_perceptron_tagger_eng"
 
 
 class Tagger(ABC):
-    """What gives captions their tags. fingerprint: all that these depend on."""
+    """A tagger of captions. fingerprint: changes with everything that tags depend on."""
 
     fingerprint: str
 
@@ -34,22 +36,22 @@ def open_tagger(name: str) -> Tagger:
     """Open a tagger: `spacy`, `spacy:PIPELINE` (a package or a folder), `nltk`, or `scenes`."""
     kind, colon, model = name.partition(":")
     if kind not in _TAGGERS or (colon and (not model or kind != "spacy")):
-        known = ", ".join(map(repr, _TAGGERS))
-        expected = f"expected {known}, or 'spacy:' with the name or folder of a pipeline"
+        names = ", ".join(map(repr, _TAGGERS))
+        expected = f"expected {names}, or 'spacy:' with the name or folder of a pipeline"
         raise wrong_option("tagger", name, "", expected + did_you_mean(kind, _TAGGERS))
     try:
-        tagger: Tagger = _TAGGERS[kind](*[model] * bool(model))
+        tagger: Tagger = _TAGGERS[kind](model) if model else _TAGGERS[kind]()
         return tagger
     except ImportError as error:
         fix = install_command("train")
         raise wrong_option("tagger", name, f"needs the package {kind}", fix) from error
     except (LookupError, OSError, ValueError) as error:  # its data, a package or a folder
-        found = f"needs data that cannot be opened ({' '.join(str(error).split())[:300]})"
+        problem = f"needs data that cannot be opened ({' '.join(str(error).split())[:300]})"
         fix = f"python -m nltk.downloader {NLTK_DATA}"
         if kind == "spacy":
             download = f"`python -m spacy download {model or SPACY_MODEL}`"
             fix = f"{download}, or the folder of a saved one in 'spacy:FOLDER'"
-        raise wrong_option("tagger", name, found, fix) from error
+        raise wrong_option("tagger", name, problem, fix) from error
 
 
 class _SpacyTagger(Tagger):
@@ -58,22 +60,24 @@ class _SpacyTagger(Tagger):
     def __init__(self, model: str = SPACY_MODEL) -> None:
         import spacy
 
-        # What tags do not need would take most of the time.
+        # Parts that tags do not need would take most of the time.
         unneeded = ["parser", "senter", "ner", "lemmatizer", "entity_linker"]
         self._pipeline: Any = spacy.load(model, exclude=unneeded)
         if not any(token.tag_ for token in self._pipeline("A dog runs.")):
             raise ValueError("the pipeline has no tagger")
-        meta, content = self._pipeline.meta, self._pipeline.to_bytes(exclude=["vocab"])
+        meta = self._pipeline.meta
+        content = self._pipeline.to_bytes(exclude=["vocab"])
         digest = hashlib.sha256(content).hexdigest()[:16]
         self.fingerprint = (
             f"spacy {version('spacy')} {meta['lang']}_{meta['name']} {meta['version']} {digest}"
         )
 
     def tags(self, captions: Sequence[str]) -> list[TaggedCaption]:
-        return [
-            _spelt(document.text, [(token.idx, token.idx + len(token), token.tag_) for token in document])
-            for document in self._pipeline.pipe(captions, batch_size=256)
-        ]
+        tagged = []
+        for document in self._pipeline.pipe(captions, batch_size=256):
+            spans = [(token.idx, token.idx + len(token), token.tag_) for token in document]
+            tagged.append(_joined_words(document.text, spans))
+        return tagged
 
 
 class _NltkTagger(Tagger):
@@ -86,19 +90,19 @@ class _NltkTagger(Tagger):
         self._tagger: Any = PerceptronTagger()
         self._tokenizer: Any = NLTKWordTokenizer()
         weights = sorted((name, sorted(row.items())) for name, row in self._tagger.model.weights.items())
-        known = repr((weights, sorted(self._tagger.tagdict.items())))
-        digest = hashlib.sha256(known.encode()).hexdigest()[:16]
+        model = repr((weights, sorted(self._tagger.tagdict.items())))
+        digest = hashlib.sha256(model.encode()).hexdigest()[:16]
         self.fingerprint = f"nltk {version('nltk')} {NLTK_DATA} {digest}"
 
     def tags(self, captions: Sequence[str]) -> list[TaggedCaption]:
-        spelt = []
+        tagged = []
         for caption in captions:
             spans = list(self._tokenizer.span_tokenize(caption))
-            tagged = self._tagger.tag([caption[start:end] for start, end in spans])
-            spelt.append(
-                _spelt(caption, [(*span, tag) for span, (_, tag) in zip(spans, tagged, strict=True)])
-            )
-        return spelt
+            tokens = self._tagger.tag([caption[start:end] for start, end in spans])
+            tags = [tag for _, tag in tokens]
+            tagged_spans = [(start, end, tag) for (start, end), tag in zip(spans, tags, strict=True)]
+            tagged.append(_joined_words(caption, tagged_spans))
+        return tagged
 
 
 class _SceneTagger(Tagger):
@@ -111,39 +115,38 @@ class _SceneTagger(Tagger):
         tagged = []
         for index, caption in enumerate(captions):
             spans = [match.span() for match in _WORD.finditer(caption)]
-            words = [caption[start:end].lower() for start, end in spans]
-            tags = [_scene_tag(*pair) for pair in zip(words, [*words[1:], ""], strict=True)]
+            tokens = [caption[start:end] for start, end in spans]
+            words = [token.lower() for token in tokens]
+            tags = [_scene_tag(word, following) for word, following in pairwise([*words, ""])]
             if "" in tags:
-                unknown = caption[slice(*spans[tags.index("")])]
+                unknown = tokens[tags.index("")]
+                problem = f"has the word {unknown!r}, which the tagger of drawn scenes does not know"
                 fix = "tag other captions by 'spacy' or 'nltk'"
-                found = f"the word {unknown!r}, which the tagger of drawn scenes does not know"
-                problems.add(Problem(at("captions", index), f"has {found}", fix))
-            tagged.append([(caption[slice(*span)], tag) for span, tag in zip(spans, tags, strict=True)])
+                problems.add(Problem(at("captions", index), problem, fix))
+            tagged.append(list(zip(tokens, tags, strict=True)))
         problems.raise_if_any()
         return tagged
 
 
 _TAGGERS: dict[str, Any] = {"spacy": _SpacyTagger, "nltk": _NltkTagger, "scenes": _SceneTagger}
 _WORD = re.compile(r"\w+|[^\w\s]")
-_SCENE_TAGS = {
-    word: tag
-    for tag, words in {
-        "CC": "and",
-        "CD": "one two three four five six",
-        "DT": "a an the",
-        "EX": "there",
-        "IN": "of on in at near with above below",
-        "JJ": "red yellow green blue purple pink brown black white small little large big plain",
-        "NN": "circle square triangle star heart cross picture image drawing background middle corner side",
-        "NNS": "circles squares triangles stars hearts crosses",
-        "TO": "to",
-        "VBP": "are",
-        "VBZ": "is",
-        ",": ",",
-        ".": ". !",
-    }.items()
-    for word in words.split()
+_SCENE_WORDS = {
+    "CC": "and",
+    "CD": "one two three four five six",
+    "DT": "a an the",
+    "EX": "there",
+    "IN": "of on in at near with above below",
+    "JJ": "red yellow green blue purple pink brown black white small little large big plain",
+    "NN": "circle square triangle star heart cross picture image drawing background middle corner side",
+    "NNS": "circles squares triangles stars hearts crosses",
+    "TO": "to",
+    "VBP": "are",
+    "VBZ": "is",
+    ",": ",",
+    ".": ". !",
 }
+"""The words of drawn scenes by their tag, without sides, whose tag depends on the next word."""
+_SCENE_TAGS = {word: tag for tag, words in _SCENE_WORDS.items() for word in words.split()}
 _SIDES = frozenset(["left", "right", "top", "bottom"])
 
 
@@ -154,8 +157,8 @@ def _scene_tag(word: str, following: str) -> str:
     return _SCENE_TAGS.get(word, "")
 
 
-def _spelt(caption: str, spans: Iterable[tuple[int, int, str]]) -> TaggedCaption:
-    """Tokens with tags from (start, end, tag); a word that was split between letters is whole again.
+def _joined_words(caption: str, spans: Iterable[tuple[int, int, str]]) -> TaggedCaption:
+    """Tokens with tags from (start, end, tag); a word that was split between letters is joined again.
 
     `don't` is `do` and `n't` to taggers, not to BERT: a space between would show that tokens were joined.
     """

@@ -1,4 +1,4 @@
-"""What PAC-S tunes of a CLIP: projections of outputs of its frozen towers, or low-rank adapters in them."""
+"""The parts of a CLIP that PAC-S tunes: projections of its frozen towers' outputs, or adapters in them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from capeval_core.weights.clip import ALPHA, low_rank_update
 Numbers = NDArray[np.int64]
 SCALE = "logit_scale"  # the tensor of weights that holds log(1 / temperature)
 MOST_SCALE = 100.0  # the largest 1 / temperature of CLIP
-_TEXTS_AT_ONCE = 16_384
+_STORED_TOGETHER = 16_384  # texts that are encoded before their outputs are stored
 
 
 class TowerEncoder(ClipEncoder):
@@ -54,7 +54,7 @@ class TowerEncoder(ClipEncoder):
 
 
 class Inputs(NamedTuple):
-    """What the trained part of a CLIP takes of images and of texts, by their numbers, (n, ...)."""
+    """Inputs of the trained part of a CLIP, (n, ...), by the numbers of images and of texts."""
 
     images: Callable[[Numbers], Tensor]
     texts: Callable[[Numbers], Any]
@@ -64,27 +64,32 @@ def tower_outputs(
     encoder: TowerEncoder, folder: Path, images: Iterable[InputImage], texts: Sequence[str]
 ) -> Inputs:
     """Outputs of frozen towers, computed once and kept in a folder."""
-    name, shape = encoder.fingerprint, encoder.image_shape
-    store = StoredArrays(folder, f"{name} text", np.float32)
+    name = encoder.fingerprint
+    text_store = StoredArrays(folder, f"{name} text", np.float32)
     keys = [hashlib.blake2b(text.encode(), digest_size=16).hexdigest() for text in texts]
-    by_key, there = dict(zip(keys, texts, strict=True)), store.get(keys)
-    missing = [key for key in by_key if key not in there]
-    for start in range(0, len(missing), _TEXTS_AT_ONCE):
-        part = missing[start : start + _TEXTS_AT_ONCE]
-        encoded = encoder.encode_texts([by_key[key] for key in part], cache=FeatureCache(0))
-        store.put(dict(zip(part, encoded.features, strict=True)))
-    store.flush()
-    # Feature maps are large.
-    outputs = StoredArrays(folder, f"{name} image", np.float16 if len(shape) == 3 else np.float32)
-    image_keys = _stored_images(encoder, outputs, images, encoder.run_images)
-    return Inputs(outputs.reader(image_keys, shape), store.reader(keys, encoder.text_shape))
+    text_by_key = dict(zip(keys, texts, strict=True))
+    stored_keys = text_store.get(keys)
+    missing = [key for key in text_by_key if key not in stored_keys]
+    for start in range(0, len(missing), _STORED_TOGETHER):
+        part = missing[start : start + _STORED_TOGETHER]
+        encoded = encoder.encode_texts([text_by_key[key] for key in part], cache=FeatureCache(0))
+        text_store.put(dict(zip(part, encoded.features, strict=True)))
+    text_store.flush()
+    # Feature maps before an attention pool are large, vectors are not.
+    is_map = len(encoder.image_shape) == 3
+    image_store = StoredArrays(folder, f"{name} image", np.float16 if is_map else np.float32)
+    image_keys = _stored_images(encoder, image_store, images, encoder.run_images)
+    return Inputs(
+        image_store.reader(image_keys, encoder.image_shape), text_store.reader(keys, encoder.text_shape)
+    )
 
 
 def pixels_and_ids(
     encoder: ClipEncoder, folder: Path, images: Iterable[InputImage], texts: Sequence[str]
 ) -> Inputs:
     """Preprocessed images, kept in a folder, and token ids: what both towers take."""
-    size, ids = encoder.preprocessing.image_size, encoder.tokenizer.encode(texts).ids
+    size = encoder.preprocessing.image_size
+    ids = encoder.tokenizer.encode(texts).ids
     store = StoredArrays(folder, f"{encoder.preprocessing!r} pixels", np.uint8)
     pixels = store.reader(_stored_images(encoder, store, images, list), (3, size, size))
     return Inputs(
@@ -96,7 +101,7 @@ def pixels_and_ids(
 def _stored_images(
     encoder: ClipEncoder, store: StoredArrays, images: Iterable[InputImage], forward: Callable[[Any], Any]
 ) -> list[str]:
-    """Keep what `forward` makes of preprocessed images that the store lacks; the keys of all."""
+    """Store the outputs of `forward` for preprocessed images that the store lacks; the keys of all."""
     encoding = Encoding(
         size=encoder.batch("images", None),
         keys=lambda content, _: (content,),
@@ -118,9 +123,11 @@ def _stored_images(
 def _frozen_clip(config: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
     """The modules of a `ClipEncoder` in float32, with copies of these tensors."""
     model = ClipEncoder.empty(config)
-    copies = {name: own.clone() for name, own in tensors.items()}
-    floats = {name: own.float() if own.is_floating_point() else own for name, own in copies.items()}
-    model.load_state_dict(floats, assign=True)
+    copies = {}
+    for name, tensor in tensors.items():
+        copy = tensor.clone()
+        copies[name] = copy.float() if copy.is_floating_point() else copy
+    model.load_state_dict(copies, assign=True)
     return model.eval().requires_grad_(False)
 
 
@@ -175,7 +182,9 @@ class _LowRank(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor, rank: int) -> None:
         super().__init__()
-        self.weight, self.bias, self.factor = weight, bias, ALPHA / rank
+        self.weight = weight
+        self.bias = bias
+        self.factor = ALPHA / rank
         self.a = nn.Linear(weight.shape[1], rank, bias=False)
         self.b = nn.Linear(rank, weight.shape[0], bias=False)
         nn.init.kaiming_uniform_(self.a.weight, a=math.sqrt(5))
@@ -214,14 +223,15 @@ class AdaptedClip(_Trained):
         super().__init__(tensors, training.temperature)
         clip = _frozen_clip(config, tensors)
         if not isinstance(clip.visual, VisionTransformer):
-            found = "is only for ViTs: these weights are a ResNet's"
-            raise wrong_option("lora", training.lora, found, "pass 0")
+            problem = "is only for ViTs: these weights are a ResNet's"
+            raise wrong_option("lora", training.lora, problem, "pass 0")
         self._targets: dict[str, Tensor] = {}
         adapters: list[nn.Parameter] = []
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(training.seed)
             for name, block in [*clip.named_modules()]:
-                if isinstance(attention := getattr(block, "attn", None), nn.MultiheadAttention):
+                attention = getattr(block, "attn", None)
+                if isinstance(attention, nn.MultiheadAttention):
                     block.attn = _AdaptedAttention(attention, training.lora)
                     for part, layer in (("in_proj_", block.attn.in_proj), ("out_proj.", block.attn.out_proj)):
                         target = f"{name}.attn.{part}weight"
@@ -240,10 +250,12 @@ class AdaptedClip(_Trained):
 
     def texts(self, inputs: Sequence[Ids]) -> Tensor:
         """(n, d) features of texts."""
-        clip, longest = self._clip[0], max(map(len, inputs))
+        clip = self._clip[0]
+        longest = max(map(len, inputs))
         padded = torch.zeros(len(inputs), longest, dtype=torch.long)
         for row, text in zip(padded, inputs, strict=True):
             row[: len(text)] = torch.tensor(text)
+        # CLIP reads a text off its end mark, which has the largest id.
         ends = torch.tensor([text.index(max(text)) for text in inputs])
         states = clip.token_embedding(padded.to(self._mask.device)) + clip.positional_embedding[:longest]
         states = clip.transformer(states, attn_mask=self._mask[:longest, :longest])
@@ -254,7 +266,8 @@ class AdaptedClip(_Trained):
         """The tensors of a plain CLIP that a state of this module has learned, its adapters merged."""
         merged = {SCALE: state[SCALE]}
         for index, (target, before) in enumerate(self._targets.items()):
-            a, b = (state[f"adapters.{2 * index + half}"].cpu() for half in (0, 1))
+            a = state[f"adapters.{2 * index}"].cpu()
+            b = state[f"adapters.{2 * index + 1}"].cpu()
             merged[target] = (before.double() + low_rank_update(before, a, b)).float()
         return merged
 

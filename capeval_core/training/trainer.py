@@ -1,6 +1,6 @@
-"""What all trainings share: options, phases with their learning rates, and the loop of steps.
+"""The parts of every training: options, phases with their learning rates, and the loop of steps.
 
-Whatever a batch draws depends on the seed and its number alone, so a training goes on bit for bit.
+Every draw for a batch depends on the seed and its number alone, so a training resumes bit for bit.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,37 +29,44 @@ from capeval_core.project import install_command
 from capeval_core.reports.figures import draw_curves
 from capeval_core.weights.folder import WeightsFolder
 
-STATE, LOG, CURVES, WEIGHTS = "state.pt", "log.jsonl", "curves.png", "weights"  # in a training's folder
-REGIONS, TOWERS, TRACKED = "regions", "towers", "tracked"
-CORRELATION, VALIDATION = "correlation", "validation_loss"  # what trainings are judged by
-_JUDGED = {
+# Files and folders of a training.
+STATE = "state.pt"
+LOG = "log.jsonl"
+CURVES = "curves.png"
+WEIGHTS = "weights"
+REGIONS = "regions"
+TOWERS = "towers"
+TRACKED = "tracked"
+# Validation measures, by their names in the log.
+CORRELATION = "correlation"
+VALIDATION = "validation_loss"
+_MEASURE_TITLES = {
     CORRELATION: "correlation with human judgements (Kendall's tau-c)",
     VALIDATION: "loss on images that are held out",
 }
 Terms = dict[str, tuple[float, int]]
 """For the log: sum and number of the losses of each kind."""
 ReadTerms = Callable[[], Terms]
-"""Reads them from the device, once: it waits for all that was launched before."""
+"""Reads terms from the device, once, as that waits for all that was launched before."""
 Report = Callable[[str], None]
 
 
-class _Phase(NamedTuple):
-    """A phase of a training: its name, its first step, its steps, its highest learning rate."""
+@dataclass(frozen=True)
+class Phase:
+    """A phase of a training, over which the learning rate rises and falls once."""
 
     name: str
-    start: int
     steps: int
-    rate: float
+    rate: float  # the highest learning rate
+    start: int = 0  # steps before it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training(Settings):
-    """How a network is trained."""
+class Training(Settings, ABC):
+    """Options of a training."""
 
     name: ClassVar[str]  # of the training in `capeval train`
     metric: ClassVar[str]  # of the weights
-    lengths: ClassVar[dict[str, tuple[str, str]]]
-    """Of each phase, in order: the options that are its steps and its highest learning rate."""
     betas: ClassVar[tuple[float, float]] = (0.9, 0.98)  # of AdamW
     shares: ClassVar[tuple[str, ...]] = ()  # options that are less than 1
     free: ClassVar[tuple[str, ...]] = ("save_every", "log_every", "tracker", "device", "start")
@@ -91,44 +98,53 @@ class Training(Settings):
         resolve_device(self.device)
         problems = Problems()
 
-        def wrong(name: str, found: str, fix: str) -> None:
-            problems.add(wrong_option(name, getattr(self, name), found, fix))
+        def refuse(name: str, problem: str, fix: str) -> None:
+            problems.add(wrong_option(name, getattr(self, name), problem, fix))
 
         if not self.start:
-            wrong("start", "is missing", "pass the weights to start from")
-        for name, _ in self.lengths.values():
-            if (most := getattr(self, name)) and self.warmup >= most:
-                wrong("warmup", f"is not below the {most:,} of {name}", "pass fewer")
+            refuse("start", "is missing", "pass the weights to start from")
+        for phase in self.phases():
+            if self.warmup >= phase.steps:
+                refuse("warmup", f"is not below the {phase.steps:,} steps of {phase.name}", "pass fewer")
         for name in self.shares:
             if not getattr(self, name) < 1:
-                wrong(name, "", "expected less than 1")
+                refuse(name, "", "expected less than 1")
         if self.tracker is not None:
             from accelerate.tracking import get_available_trackers
 
-            if self.tracker not in (known := list(map(str, get_available_trackers()))):
-                found = "is no tracker of accelerate whose package is installed"
-                wrong("tracker", found, f"install it, or pass one of these: {', '.join(known) or 'none'}")
+            available = [str(tracker) for tracker in get_available_trackers()]
+            if self.tracker not in available:
+                problem = "is not an installed tracker of accelerate"
+                fix = f"install it, or pass one of these: {', '.join(available) or 'none'}"
+                refuse("tracker", problem, fix)
         problems.raise_if_any()
 
-    def phases(self) -> list[_Phase]:
-        """Those that have steps, in order."""
-        phases, start = [], 0
-        for name, (steps, rate) in self.lengths.items():
-            phases.append(_Phase(name, start, getattr(self, steps), getattr(self, rate)))
-            start += phases[-1].steps
-        return [phase for phase in phases if phase.steps]
+    @abstractmethod
+    def schedule(self) -> list[Phase]:
+        """The phases in order, those without steps among them; where each starts follows from the steps."""
 
-    def phase_at(self, step: int) -> _Phase:
-        """The phase of a step, from 0; the last one ever after."""
-        return [phase for phase in self.phases() if phase.start <= step][-1]
+    def phases(self) -> list[Phase]:
+        """The phases that have steps, in order."""
+        phases = []
+        start = 0
+        for phase in self.schedule():
+            if phase.steps:
+                phases.append(replace(phase, start=start))
+                start += phase.steps
+        return phases
+
+    def phase_at(self, step: int) -> Phase:
+        """The phase of a step, from 0; behind the end the last one."""
+        begun = [phase for phase in self.phases() if phase.start <= step]
+        return begun[-1]
 
     def rate_at(self, step: int) -> float:
         """The learning rate of a step, from 0: in each phase a linear rise, then a linear fall to 0."""
         phase = self.phase_at(step)
-        done = step - phase.start
-        return phase.rate * min(
-            (done + 1) / max(self.warmup, 1), (phase.steps - done) / (phase.steps - self.warmup)
-        )
+        step_of_phase = step - phase.start
+        rise = (step_of_phase + 1) / max(self.warmup, 1)
+        fall = (phase.steps - step_of_phase) / (phase.steps - self.warmup)
+        return phase.rate * min(rise, fall)
 
     def stamp(self) -> dict[str, Any]:
         """The settings that the trained weights depend on."""
@@ -137,17 +153,18 @@ class Training(Settings):
 
 @dataclass(frozen=True)
 class Looks:
-    """Looks at what a training is judged by, which choose the weights and end it early."""
+    """Looks at the validation measure, which choose the weights and end a training early."""
 
-    first: int  # steps before them
-    every: int  # steps between two
+    steps_before: int
+    steps_between: int
     patience: int  # steps without a better value that end the training; 0: none
     measure: Callable[[], float]  # the value of the model as it is
     name: str  # of the value in the log
 
     def due(self, step: int, last: int) -> bool:
         """Whether there is a look after a step."""
-        return step > self.first and ((step - self.first) % self.every == 0 or step == last)
+        steps = step - self.steps_before
+        return steps > 0 and (steps % self.steps_between == 0 or step == last)
 
     def better(self, value: float, best: float) -> bool:
         """Whether a value is better than the best one so far."""
@@ -155,7 +172,7 @@ class Looks:
 
 
 class Objective(ABC):
-    """What is trained, and on what: phases go by name, batches by number."""
+    """A network to train and its data: phases go by name, batches by number."""
 
     training: Any
     model: nn.Module  # with heads that only the training needs
@@ -170,10 +187,10 @@ class Objective(ABC):
 
     @abstractmethod
     def losses(self, phase: str, batch: Any) -> tuple[Tensor, ReadTerms]:
-        """The loss of a batch, and what reads its terms; itself it does not wait for the device."""
+        """The loss of a batch and a function that reads its terms, without waiting for the device."""
 
     def end_step(self) -> None:  # noqa: B027
-        """Bring back into its bounds what a step has moved out of them."""
+        """Bring parameters back into their bounds, out of which a step may have moved them."""
 
     def weights(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """The tensors that the training has changed, as they are written at the end."""
@@ -218,31 +235,39 @@ def opened(training: Training, out: Path) -> Iterator[Any]:
             accelerator.init_trackers(TRACKED, config=plain)
         yield accelerator
     except Timeout:
-        found = "another training is writing into it"
-        raise file_error(out, found, "wait for its end, or pass another folder") from None
+        problem = "another training is writing into it"
+        raise file_error(out, problem, "wait for its end, or pass another folder") from None
     finally:
         lock.release()
 
 
 class Trainer:
-    """One training on one or several processes; it goes on where its folder's state stands."""
+    """One training on one or several processes; it resumes from its folder's state."""
 
     def __init__(
         self, objective: Objective, out: Path, stamp: dict[str, Any], accelerator: Any, report: Report
     ) -> None:
-        self.objective, self.model, self.out, self.stamp = objective, objective.model, out, stamp
-        self.training, self.accelerator, self.report = objective.training, accelerator, report
-        self.main, self.world = bool(accelerator.is_main_process), int(accelerator.num_processes)
-        self.progress, self.best = _Progress(), dict[str, Tensor]()
+        self.objective = objective
+        self.model = objective.model
+        self.training = objective.training
+        self.out = out
+        self.stamp = stamp
+        self.accelerator = accelerator
+        self.report = report
+        self.main = bool(accelerator.is_main_process)
+        self.world = int(accelerator.num_processes)
+        self.progress = _Progress()
+        self.best: dict[str, Tensor] = {}
         moments = self._restore()
         self.model.to(accelerator.device).train()
         self.optimiser = self._optimiser()
+        # At the start of a phase the optimiser is new.
         if moments and self.progress.step != self.training.phase_at(self.progress.step).start:
             self.optimiser.load_state_dict(moments)
         self.last = sum(phase.steps for phase in self.training.phases())
 
     def run(self) -> dict[str, Tensor]:
-        """Train to the end; what it changed: the best where it is judged, else the last."""
+        """Train to the end; the trained tensors: the best where looks choose them, else the last."""
         if self.main:  # without lines after the state, of a run that was killed
             write_whole(self.out / LOG, "".join(json.dumps(line) + "\n" for line in self.progress.lines))
         with ThreadPoolExecutor(1, thread_name_prefix="capeval-batches") as thread:
@@ -257,22 +282,26 @@ class Trainer:
 
     def _numbered_batches(self, thread: ThreadPoolExecutor) -> Iterable[tuple[int, Any]]:
         """Batches of this process from the current step on, each made while the one before is trained on."""
-        each = self.training.accumulation
+        batches_per_step = self.training.accumulation
 
         def make(place: int) -> tuple[int, Any]:
             number = place * self.world + self.accelerator.process_index
-            return number, self.objective.batch(self.training.phase_at(place // each).name, number)
+            return number, self.objective.batch(
+                self.training.phase_at(place // batches_per_step).name, number
+            )
 
-        place = self.progress.step * each
+        place = self.progress.step * batches_per_step
         future = thread.submit(make, place)
         while True:
-            made = future.result()
+            numbered_batch = future.result()
             place += 1
             future = thread.submit(make, place)
-            yield made
+            yield numbered_batch
 
     def _step(self, ahead: Iterable[tuple[int, Any]]) -> None:
-        training, progress, device = self.training, self.progress, self.accelerator.device
+        training = self.training
+        progress = self.progress
+        device = self.accelerator.device
         phase = training.phase_at(progress.step)
         if progress.step == phase.start:
             self.objective.begin(phase.name)
@@ -292,12 +321,13 @@ class Trainer:
             if not all(math.isfinite(total) for total, _ in terms.values()):
                 raise self._diverged("the loss")
             for name, (total, count) in terms.items():
-                before = progress.window.get(name, [0.0, 0.0])
-                progress.window[name] = [before[0] + total, before[1] + count]
+                sums = progress.window.setdefault(name, [0.0, 0.0])
+                sums[0] += total
+                sums[1] += count
         if self.world > 1:
-            for own in self.model.parameters():
-                if own.grad is not None:
-                    own.grad = self.accelerator.reduce(own.grad, "mean")
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad = self.accelerator.reduce(parameter.grad, "mean")
         if training.clip:
             nn.utils.clip_grad_norm_(self.model.parameters(), training.clip)
         self.optimiser.step()
@@ -305,16 +335,15 @@ class Trainer:
         progress.step += 1
         self._look_and_keep(phase, rate)
 
-    def _look_and_keep(self, phase: _Phase, rate: float) -> None:
-        """What comes after a step: a look at what judges it, a line of the log, the state."""
-        training, progress = self.training, self.progress
+    def _look_and_keep(self, phase: Phase, rate: float) -> None:
+        """Look at the validation measure, write a line of the log and the state, each when it is due."""
+        training = self.training
+        progress = self.progress
         line: dict[str, Any] = {"step": progress.step, "phase": phase.name}
         if progress.step % training.log_every == 0 or progress.step == phase.start + phase.steps:
-            sums, progress.window = sorted(progress.window.items()), {}
-            line |= {
-                "learning_rate": rate,
-                "losses": {n: total / count for n, (total, count) in sums if count},
-            }
+            means = {name: total / count for name, (total, count) in sorted(progress.window.items()) if count}
+            line |= {"learning_rate": rate, "losses": means}
+            progress.window = {}
         looks = self.objective.looks
         if looks is not None and looks.due(progress.step, self.last):
             line[looks.name] = self._look(looks)
@@ -324,7 +353,7 @@ class Trainer:
             self._save()
 
     def _look(self, looks: Looks) -> float:
-        """The value by which weights are chosen; notes the best ones, and whether to go on."""
+        """The value by which weights are chosen; notes the best ones, and whether the training ends."""
         progress = self.progress
         # Processes round differently on some devices, but must decide alike.
         measured = torch.tensor(looks.measure(), device=self.accelerator.device)
@@ -340,34 +369,42 @@ class Trainer:
         return value
 
     def _diverged(self, what: str) -> ValueError:
-        found = f"{what} is not a finite number after {self.progress.step:,} steps: the training has diverged"
-        return ValueError(f"{found}; begin again in another folder, with a lower learning rate")
+        steps = f"{self.progress.step:,} steps"
+        return ValueError(
+            f"{what} is not a finite number after {steps}: the training has diverged; begin again in another "
+            "folder, with a lower learning rate"
+        )
 
     def _optimiser(self) -> torch.optim.Optimizer:
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        groups = [
-            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": self.training.weight_decay},
-            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-        ]
-        chosen = [group for group in groups if group["params"]]
-        return torch.optim.AdamW(chosen, lr=0.0, betas=self.training.betas)
+        matrices: list[nn.Parameter] = []
+        vectors: list[nn.Parameter] = []
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                (matrices if parameter.ndim > 1 else vectors).append(parameter)
+        groups: list[dict[str, Any]] = []
+        if matrices:
+            groups.append({"params": matrices, "weight_decay": self.training.weight_decay})
+        if vectors:
+            groups.append({"params": vectors, "weight_decay": 0.0})
+        return torch.optim.AdamW(groups, lr=0.0, betas=self.training.betas)
 
     def _log(self, line: dict[str, Any]) -> None:
-        """Say a line, send it to trackers and write it."""
+        """Write a line, send it to trackers and report it."""
         self.progress.lines.append(line)
         with (self.out / LOG).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        losses = line.get("losses", {})
-        values = {name: value for name, value in line.items() if isinstance(value, float)}
-        self.accelerator.log(
-            {f"loss/{name}": value for name, value in losses.items()} | values, step=line["step"]
-        )
-        words = "  ".join(f"{name} {value:.3f}" for name, value in losses.items())
-        judged = "".join(f"  {name.replace('_', ' ')} {line[name]:.3f}" for name in _JUDGED if name in line)
-        self.report(f"step {line['step']:,} of {self.last:,}, {line['phase']}: {words}{judged}")
+        losses: dict[str, float] = line.get("losses", {})
+        values = {f"loss/{name}": value for name, value in losses.items()}
+        values |= {name: value for name, value in line.items() if isinstance(value, float)}
+        self.accelerator.log(values, step=line["step"])
+        text = "  ".join(f"{name} {value:.3f}" for name, value in losses.items())
+        for name in _MEASURE_TITLES:
+            if name in line:
+                text += f"  {name.replace('_', ' ')} {line[name]:.3f}"
+        self.report(f"step {line['step']:,} of {self.last:,}, {line['phase']}: {text}")
 
     def _save(self) -> None:
-        """Write the state, and the curves: losses by kind, learning rate, and what it is judged by."""
+        """Write the state, and the curves: losses by kind, learning rate and validation measure."""
         if not self.main:
             return
         with whole_file(self.out / STATE) as partial:
@@ -375,18 +412,22 @@ class Trainer:
             state |= {"optimiser": self.optimiser.state_dict(), "progress": asdict(self.progress)}
             torch.save({"stamp": self.stamp, **state}, partial)
             seal(partial)
-        points = [
-            (f"loss, {line['phase']}", name.replace("_", " "), line["step"], value)
-            for line in self.progress.lines
-            for name, value in line.get("losses", {}).items()
-        ]
-        for name, title in {"learning_rate": "learning rate", **_JUDGED}.items():
-            points += [(title, "", own["step"], own[name]) for own in self.progress.lines if name in own]
-        panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
-        for panel, curve, step, value in points:
-            panels.setdefault(panel, {}).setdefault(curve, []).append((step, value))
         with suppress(ModuleNotFoundError), whole_file(self.out / CURVES) as partial:
-            draw_curves(panels).save(partial, format="PNG")  # without matplotlib: log.jsonl has the numbers
+            curves = draw_curves(self._panels())  # without matplotlib: log.jsonl has the numbers
+            curves.save(partial, format="PNG")
+
+    def _panels(self) -> dict[str, dict[str, list[tuple[float, float]]]]:
+        """Points (step, value) of each curve by panel: the losses of each phase, then the other values."""
+        panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+        for line in self.progress.lines:
+            for name, value in line.get("losses", {}).items():
+                curves = panels.setdefault(f"loss, {line['phase']}", {})
+                curves.setdefault(name.replace("_", " "), []).append((line["step"], value))
+        for name, title in {"learning_rate": "learning rate", **_MEASURE_TITLES}.items():
+            points = [(line["step"], line[name]) for line in self.progress.lines if name in line]
+            if points:
+                panels[title] = {"": points}
+        return panels
 
     def _restore(self) -> dict[str, Any]:
         """Fill model, best weights and progress from the folder's state; the state of the optimiser."""
@@ -396,15 +437,20 @@ class Trainer:
         try:
             check_seal(path)  # torch.load would take a flipped bit for a number
             state = torch.load(path, map_location="cpu", weights_only=True)
-            stamp, progress = dict(state["stamp"]), _Progress(**state["progress"])
-            model, self.best, moments = state["model"], state["best"], dict(state["optimiser"])
-        except Exception as error:  # whatever damage leads torch to
-            found = f"is no state of a training ({' '.join(str(error).split())[:200]})"
-            raise file_error(path, found, "remove it to begin again") from error
-        if difference := stamp_difference(stamp, self.stamp):
-            found = f"holds a training with other settings ({difference})"
-            raise file_error(self.out, found, "pass the same ones, or another folder")
+            stamp = dict(state["stamp"])
+            progress = _Progress(**state["progress"])
+            model = state["model"]
+            best = state["best"]
+            moments = dict(state["optimiser"])
+        except Exception as error:  # a damaged file can raise anything
+            problem = f"is not a state of a training ({' '.join(str(error).split())[:200]})"
+            raise file_error(path, problem, "remove it to begin again") from error
+        difference = stamp_difference(stamp, self.stamp)
+        if difference:
+            problem = f"holds a training with other settings ({difference})"
+            raise file_error(self.out, problem, "pass the same ones, or another folder")
         self.progress = progress
+        self.best = best
         self.model.load_state_dict(model)
         return moments
 
@@ -416,19 +462,20 @@ class Trainer:
         constants: Mapping[str, Any],
         card: str | None = None,
     ) -> Path:
-        """Write what `run` gave as a folder of weights, with constants of the metric; where it is."""
+        """Write the tensors of `run` as a folder of weights, with constants of the metric; its path."""
         folder = self.out / WEIGHTS
         if self.main:
             tensors = start.tensors()
-            kind = torch.float16 if self.training.stored == "float16" else torch.float32
-            tensors |= {name: own.reshape(tensors[name].shape).to(kind) for name, own in weights.items()}
+            dtype = torch.float16 if self.training.stored == "float16" else torch.float32
+            for name, tensor in weights.items():
+                tensors[name] = tensor.reshape(tensors[name].shape).to(dtype)
             config = {**encoder.read_config(start), "training": self.stamp}
             source = dict(config.get("source") or {})
             note = f"Trained by `capeval train {self.training.name}`; see `training`."
             config["source"] = {**source, "notes": [*source.get("notes", []), note]}
             if constants:
                 config["constants"] = {**config.get("constants", {}), **constants}
-            for name in ("canary", "checksum"):
+            for name in ("canary", "checksum"):  # of the start; `save_pretrained` makes new ones
                 config.pop(name, None)
             encoder(config, tensors, device="cpu").save_pretrained(folder)
             if card is not None:
@@ -438,4 +485,5 @@ class Trainer:
 
 
 def _seed(seed: int, number: int) -> int:
+    """The seed of a batch's draws in forward passes, of 56 bits."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {number}".encode(), digest_size=7).digest(), "little")

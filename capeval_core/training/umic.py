@@ -20,24 +20,18 @@ from capeval_core.encoders.uniter import RegionInput, Uniter, UniterEncoder, reg
 from capeval_core.judgements.sets import Judgements
 from capeval_core.models.device import rows_on_device
 from capeval_core.options import option
-from capeval_core.training.regions import (
-    MaskedWords,
-    RegionObjective,
-    RegionTraining,
-    matching_loss,
-    terms_of,
-)
-from capeval_core.training.trainer import CORRELATION, Looks, ReadTerms, scalar_terms
+from capeval_core.training.regions import RegionObjective, RegionTraining, matching_loss, terms_of
+from capeval_core.training.trainer import CORRELATION, Looks, Phase, ReadTerms, scalar_terms
 
 MARGIN = 0.2
 WORDS, MATCHING, RANKING = "words", "matching", "ranking"
 """Phases of a training: masked words, image-text matching, ranking."""
 _WORDS_PER_GROUP = 4  # captions with masked words, in the place of a group of a caption and its negatives
-_AT_ONCE = 64  # judged captions per forward pass
+_JUDGED_BATCH = 64  # judged captions per forward pass
 
 
 def ranking_loss(logits: Tensor, group_size: int, margin: float = MARGIN) -> Tensor:
-    """max(0, margin - (s - s')) of each negative, s and s' being the sigmoids of positive and negative.
+    """Return max(0, margin - (s - s')) of each negative, with sigmoids s of the positive, s' of the negative.
 
     logits: (n,), group after group, the positive of each first. Returns (n / group_size, group_size - 1).
     """
@@ -45,18 +39,44 @@ def ranking_loss(logits: Tensor, group_size: int, margin: float = MARGIN) -> Ten
     return functional.relu(margin - (scores[:, :1] - scores[:, 1:]))
 
 
+class MaskedWords(NamedTuple):
+    """Texts with masked tokens; their places when all texts are laid end to end, and the original tokens."""
+
+    texts: list[Ids]
+    places: list[int]
+    tokens: list[int]
+
+
+def mask_words(texts: Sequence[Ids], share: float, mask: int, rng: np.random.Generator) -> MaskedWords:
+    """Mask a share of each text, at least one token, without the marks of its beginning and its end."""
+    masked_texts: list[Ids] = []
+    places: list[int] = []
+    tokens: list[int] = []
+    text_start = 0
+    for ids in texts:
+        row = list(ids)
+        inside = np.arange(1, len(row) - 1)
+        lots = rng.random(len(inside))
+        # The lowest lot is masked in any case, so that each text has something to learn.
+        drawn = (lots < share) | (lots == lots.min(initial=1))
+        for place in inside[drawn].tolist():
+            places.append(text_start + place)
+            tokens.append(row[place])
+            row[place] = mask
+        masked_texts.append(tuple(row))
+        text_start += len(row)
+    return MaskedWords(masked_texts, places, tokens)
+
+
 @dataclass(frozen=True, kw_only=True)
 class UmicTraining(RegionTraining):
-    """How UMIC is trained; the defaults are those of the released code. `data` records the captions."""
+    """Options of UMIC's training, by default those of the released code. `data` records the captions."""
 
     name: ClassVar = "umic"
     metric: ClassVar = "umic"
-    lengths: ClassVar = {
-        WORDS: ("word_steps", "pretraining_rate"),
-        MATCHING: ("matching_steps", "pretraining_rate"),
-        RANKING: ("steps", "learning_rate"),
-    }
+    shares: ClassVar[tuple[str, ...]] = (*RegionTraining.shares, "masked")
 
+    masked: float = option(0.3, "share of the words that are masked", minimum=0)
     margin: float = option(MARGIN, "by how much a caption is to be ahead of its negatives", minimum=0)
     word_steps: int = option(
         0,
@@ -73,6 +93,13 @@ class UmicTraining(RegionTraining):
     evaluate_every: int = option(1_000, "steps between two correlations with the human judgements", minimum=1)
     patience: int = option(5, "looks without a better correlation that end the training; 0: none", minimum=0)
 
+    def schedule(self) -> list[Phase]:
+        return [
+            Phase(WORDS, self.word_steps, self.pretraining_rate),
+            Phase(MATCHING, self.matching_steps, self.pretraining_rate),
+            Phase(RANKING, self.steps, self.learning_rate),
+        ]
+
 
 class _Batch(NamedTuple):
     """Texts, as many for each image: group after group, the positive of each first, or captions alone."""
@@ -85,21 +112,22 @@ class _Batch(NamedTuple):
     def embedded(self, model: Uniter) -> list[Tensor]:
         """Embedded boxes of each text's image; those of an image are embedded once."""
         weight = model.pooler.weight
-        features, positions = (
-            rows_on_device(weight.device, arrays, weight.dtype)
-            for arrays in ([r.features for r in self.regions], [r.positions for r in self.regions])
-        )
-        counts = [len(regions.positions) for regions in self.regions]
-        images = torch.split(model.embed_regions(features, positions), counts)
-        each = len(self.texts) // len(self.regions)
-        return [image for image in images for _ in range(each)]
+        feature_rows = [regions.features for regions in self.regions]
+        position_rows = [regions.positions for regions in self.regions]
+        features = rows_on_device(weight.device, feature_rows, weight.dtype)
+        positions = rows_on_device(weight.device, position_rows, weight.dtype)
+        box_counts = [len(positions_of_image) for positions_of_image in position_rows]
+        images = torch.split(model.embed_regions(features, positions), box_counts)
+        texts_per_image = len(self.texts) // len(self.regions)
+        return [image for image in images for _ in range(texts_per_image)]
 
 
 class UmicObjective(RegionObjective):
     """UNITER with UMIC's losses."""
 
     encoder = UniterEncoder
-    prepare, form = staticmethod(region_input), RegionInput
+    prepare = staticmethod(region_input)
+    form = RegionInput
 
     model: Uniter
 
@@ -114,43 +142,64 @@ class UmicObjective(RegionObjective):
 
     def batch(self, phase: str, number: int) -> _Batch:
         if phase == WORDS:
-            size = _WORDS_PER_GROUP * self.training.batch_size
-            masked, regions, _ = self.masked(number, size)
-            return _Batch(regions, masked.texts, ["words"] * size, masked)
+            return self._masked_batch(number)
         groups, regions = self.groups(number)
-        texts = self.tokenizer.encode([text for group in groups for text in group.captions]).ids
-        return _Batch(regions, texts, [kind for group in groups for kind in group.kinds])
+        captions: list[str] = []
+        kinds: list[str] = []
+        for group in groups:
+            captions += group.captions
+            kinds += group.kinds
+        return _Batch(regions, self.tokenizer.encode(captions).ids, kinds)
+
+    def _masked_batch(self, number: int) -> _Batch:
+        """A batch of captions with masked words."""
+        size = _WORDS_PER_GROUP * self.training.batch_size
+        positives = [caption for _, caption in self.positives(number, size)]
+        texts = self.tokenizer.encode([self.captions[caption] for caption in positives]).ids
+        rng = np.random.default_rng([self.training.seed, 2, number])
+        masked = mask_words(texts, self.training.masked, self.mask, rng)
+        regions = [self.store[self.images[caption]] for caption in positives]
+        return _Batch(regions, masked.texts, [WORDS] * size, masked)
 
     def losses(self, phase: str, batch: _Batch) -> tuple[Tensor, ReadTerms]:
-        model, regions = self.model, batch.embedded(self.model)
+        regions = batch.embedded(self.model)
         if batch.masked is not None:
-            states = model.states(regions, batch.texts)[-1]
-            # Of each text its tokens come first, then the boxes of its image.
-            counts = [n for pair in zip(batch.texts, regions, strict=True) for n in map(len, pair)]
-            own = torch.tensor([True, False] * len(regions)).repeat_interleave(torch.tensor(counts))
-            places, tokens = (torch.tensor(part, device=states.device) for part in batch.masked[1:])
-            words = states[own.to(states.device)][places]
-            loss = functional.cross_entropy(words @ model.embeddings.word_embeddings.weight.T, tokens)
-            return loss, lambda: scalar_terms({"words": loss})
-        size = len(batch.texts) // len(batch.regions)
-        kinds = np.array(batch.kinds).reshape(-1, size)
+            word_loss = self._word_loss(regions, batch.masked)
+            return word_loss, lambda: scalar_terms({"words": word_loss})
+        group_size = len(batch.texts) // len(batch.regions)
+        kinds = np.array(batch.kinds).reshape(-1, group_size)
         if phase == RANKING:
-            losses = ranking_loss(model.ranking_logits(regions, batch.texts), size, self.training.margin)
-            kinds, loss = kinds[:, 1:], losses.mean()
-        else:
-            losses = matching_loss(model.matching_logits(regions, batch.texts), size)
-            loss = losses[:, 0].mean() + losses[:, 1:].mean()
+            logits = self.model.ranking_logits(regions, batch.texts)
+            losses = ranking_loss(logits, group_size, self.training.margin)
+            negative_kinds = kinds[:, 1:]
+            return losses.mean(), lambda: terms_of(losses, negative_kinds)
+        losses = matching_loss(self.model.matching_logits(regions, batch.texts), group_size)
+        # Positives weigh as much as all of their negatives.
+        loss = losses[:, 0].mean() + losses[:, 1:].mean()
         return loss, lambda: terms_of(losses, kinds)
 
+    def _word_loss(self, regions: list[Tensor], masked: MaskedWords) -> Tensor:
+        """The cross entropy of the masked words."""
+        states = self.model.states(regions, masked.texts)[-1]
+        # Each text has rows of its tokens first, then rows of the boxes of its image.
+        row_counts: list[int] = []
+        for ids, boxes in zip(masked.texts, regions, strict=True):
+            row_counts += [len(ids), len(boxes)]
+        is_token = torch.tensor([True, False] * len(regions)).repeat_interleave(torch.tensor(row_counts))
+        places = torch.tensor(masked.places, device=states.device)
+        tokens = torch.tensor(masked.tokens, device=states.device)
+        words = states[is_token.to(states.device)][places]
+        return functional.cross_entropy(words @ self.model.embeddings.word_embeddings.weight.T, tokens)
+
     def judged(self, judgements: Judgements, store: Any, images: Sequence[int]) -> Looks:
-        """Looks at judgements of images with these numbers, after the phases of pretraining."""
+        """The looks at judgements of images with these numbers, after the phases of pretraining."""
 
         @torch.no_grad()
         def correlation() -> float:
             self.model.eval()
             logits: list[float] = []
-            for start in range(0, len(images), _AT_ONCE):
-                part = slice(start, start + _AT_ONCE)
+            for start in range(0, len(images), _JUDGED_BATCH):
+                part = slice(start, start + _JUDGED_BATCH)
                 texts = self.tokenizer.encode(judgements.captions[part]).ids
                 batch = _Batch([store[image] for image in images[part]], texts, [])
                 logits += self.model.ranking_logits(batch.embedded(self.model), texts).tolist()
@@ -158,5 +207,6 @@ class UmicObjective(RegionObjective):
             return judgements.correlation(logits)
 
         training = self.training
-        first, every = training.word_steps + training.matching_steps, training.evaluate_every
-        return Looks(first, every, every * training.patience, correlation, CORRELATION)
+        patience = training.evaluate_every * training.patience
+        pretraining_steps = training.word_steps + training.matching_steps
+        return Looks(pretraining_steps, training.evaluate_every, patience, correlation, CORRELATION)

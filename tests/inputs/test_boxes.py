@@ -278,7 +278,7 @@ def test_damaged_entries_of_a_database(tmp_path: Path) -> None:
     assert len(loaded(store, "good")) == 12
     messages = {name: refusal(store, name) for name in entries if name != "good"}
     assert all("features" in messages[name] for name in ("pickled", *fields))
-    assert "capeval convert box-features" in messages["pickle"]
+    assert "capeval regions" in messages["pickle"]
 
 
 def test_a_database_that_is_cut_off_is_refused(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def opened(folder: Path | str, **settings: Any) -> Any:
     return open_phrases(str(folder), **{"device": "cpu", "beams": 1, **settings})
 
 
-def test_phrases_of_captions(parser_folder: Path) -> None:
+def test_captions_become_phrases_of_their_facts(parser_folder: Path) -> None:
     parser = opened(parser_folder)
     captions = [
         "a brown dog runs in the park",
@@ -53,7 +53,7 @@ def test_phrases_of_captions(parser_folder: Path) -> None:
     assert parser.phrases([]) == []
 
 
-def test_sentences_that_the_parser_cannot_read_to_their_end(parser_folder: Path) -> None:
+def test_sentences_longer_than_the_parser_reads_are_counted(parser_folder: Path) -> None:
     parser = opened(parser_folder)
     fits, over = "dog " * 60, "dog " * 61  # 3 tokens of the prompt and the end token: 64 and 65
     assert [own.truncated for own in parser.phrases([fits, over])] == [0, 1]
@@ -112,7 +112,7 @@ SENTENCES = [
 ]
 
 
-def test_where_sentences_end(silent: Any) -> None:
+def test_texts_are_split_into_sentences(silent: Any) -> None:
     found = silent.phrases([" ".join(own) for own in SENTENCES])
     assert [list(own.phrases) for own in found] == SENTENCES
     listed = "Seen:\n1. a red car\n2) two dogs\r\n\n• a tree\n(b) sky"
@@ -120,7 +120,7 @@ def test_where_sentences_end(silent: Any) -> None:
     assert silent.phrases(["猫がいる。犬もいる。"])[0].phrases == ("猫がいる。", "犬もいる。")
 
 
-def test_no_word_is_lost(silent: Any) -> None:
+def test_phrases_hold_every_word(silent: Any) -> None:
     rng = np.random.default_rng(0)
     parts = ["a", "Dog", "3.5", "Mr.", "...", ".", "!", '"', ")", "(", "\n", " ", "é", ","]
     texts = [f"xx{i}" + "".join(rng.choice(parts, rng.integers(12))) for i in range(100)]

@@ -24,7 +24,7 @@ def chunks(caption: str) -> list[str]:
 # ---- by rules, on captions of the synthetic scenes, whose own reader is the judge, and on plain English
 
 
-def test_every_caption_of_the_scenes_is_read_as_it_was_written() -> None:
+def test_phrases_of_scenes_are_those_they_were_written_from() -> None:
     for seed in range(400):
         rng = np.random.default_rng(seed)
         caption = describe(sample_scene(rng), rng)
@@ -74,7 +74,7 @@ def test_a_foil_changes_a_phrase() -> None:
         ("", []),
     ],
 )  # fmt: skip
-def test_plain_english(caption: str, expected: list[str]) -> None:
+def test_chunks_of_plain_english(caption: str, expected: list[str]) -> None:
     assert chunks(caption) == expected
 
 
@@ -82,7 +82,7 @@ WORDS = "a the dog two red running rides is are on of the left to it and , . who
 
 
 @given(st.lists(st.sampled_from(WORDS.split())))
-def test_any_words_can_be_read(words: list[str]) -> None:
+def test_any_words_can_be_chunked(words: list[str]) -> None:
     caption = " ".join(words)
     [found] = open_phrases("chunks").phrases([caption])
     assert len({phrase.casefold() for phrase in found.phrases}) == len(found.phrases)
@@ -92,7 +92,7 @@ def test_any_words_can_be_read(words: list[str]) -> None:
 # ---- by caption
 
 
-def test_precomputed_phrases(tmp_path: Path) -> None:
+def test_precomputed_phrases_are_read_from_a_file(tmp_path: Path) -> None:
     phrases = {"Two dogs run.": ["two dogs", "dogs run", "two dogs"], "Night": []}
     file = tmp_path / "phrases.json"
     file.write_text(json.dumps(phrases))
@@ -110,7 +110,7 @@ def test_precomputed_phrases(tmp_path: Path) -> None:
 
 
 @given(st.text(alphabet="ab ,()v:1", max_size=40))
-def test_any_string_can_be_read(text: str) -> None:
+def test_any_string_can_be_chunked(text: str) -> None:
     for style in ("triplet", "soft-spice"):
         phrases = graph_phrases(text, style)
         assert all(phrase.strip() == phrase and phrase and not set(phrase) & set("(,") for phrase in phrases)

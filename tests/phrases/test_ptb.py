@@ -25,12 +25,12 @@ def words(text: str) -> list[str]:
     return " ".join(ptb_tokens(text)).split()
 
 
-def test_texts_of_which_the_tools_tokens_are_recorded() -> None:
+def test_tokens_equal_the_recorded_tokens_of_the_java_tool() -> None:
     cases = json.loads((HERE / "ptb_cases.json").read_text(encoding="utf-8"))
     assert {text: " ".join(words(text)) for text in cases} == cases
 
 
-def test_hard_texts_have_the_words_that_the_tool_gives() -> None:
+def test_words_of_hard_texts_equal_those_of_the_java_tool() -> None:
     """Made by `benchmarks/ptb.py` of commit 9fa2905; rows are (kind, text, tokens by pycocoevalcap)."""
     rows = json.loads(gzip.decompress((HERE / "ptb_hard.json.gz").read_bytes()))
     assert len(rows) >= 2500 and len({kind for kind, _, _ in rows}) >= 30
@@ -39,7 +39,7 @@ def test_hard_texts_have_the_words_that_the_tool_gives() -> None:
     assert set(Counter(kind for kind, _ in different)) <= {"characters"}, different
 
 
-def test_texts_of_numbers_have_the_tokens_that_the_tool_gives() -> None:
+def test_tokens_of_numbers_equal_those_of_the_java_tool() -> None:
     """Numbers, dates, fractions, prices, units and what stands between them; tokens by pycocoevalcap 1.2."""
     rows = json.loads(gzip.decompress((HERE / "ptb_numbers.json.gz").read_bytes()))
     assert len(rows) >= 2500 and sum("\xa0" in tokens for _, tokens in rows) >= 100
@@ -47,8 +47,8 @@ def test_texts_of_numbers_have_the_tokens_that_the_tool_gives() -> None:
     assert not different
 
 
-def test_a_text_without_blanks_is_not_read_again_from_each_token() -> None:
-    """It was, for 90 s of a processor; the limit only ends such a process."""
+def test_a_text_without_blanks_takes_time_by_its_length() -> None:
+    """A reader that begins again at each token takes 90 s here; the limit only ends such a process."""
     code = """
 import resource
 resource.setrlimit(resource.RLIMIT_CPU, (40, 40))
@@ -87,7 +87,7 @@ def test_line_breaks_are_spaces(line_break: str) -> None:
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs the judgement sets")
-def test_every_caption_of_flickr8k_expert() -> None:
+def test_tokens_of_flickr8k_expert_equal_those_of_the_java_tool() -> None:
     rows = [
         json.loads(line) for line in (SHARED / "flickr8k_expert" / "ptb_tokens.jsonl").open(encoding="utf-8")
     ]
@@ -102,7 +102,7 @@ def test_letters_and_digits_are_kept_in_their_order(text: str) -> None:
 
 
 @given(st.one_of(st.text(max_size=30), st.text(alphabet="aAbst' .,-’/<>&;:()1½…\n", max_size=30)))
-def test_any_text_can_be_read(text: str) -> None:
+def test_any_text_can_be_tokenized(text: str) -> None:
     tokens = ptb_tokens(text)
     assert all(re.fullmatch(r"\S+(\xa0\S+)*", token) and token == token.lower() for token in tokens)
     assert ptb_tokens(f" {text}\n") == tokens
@@ -133,9 +133,7 @@ WORDS += [
     st.sampled_from(WORDS),
     st.sampled_from(["", ".", " .", " ", ". ", " . "]),
 )
-def test_captions_without_marks_have_the_words_that_the_rules_give(
-    before: list[tuple[str, str]], last: str, end: str
-) -> None:
+def test_words_of_plain_captions_follow_the_rules(before: list[tuple[str, str]], last: str, end: str) -> None:
     """They are read at once, by a way of its own."""
     text = "".join(word + gap for word, gap in before) + last + end
     assert ptb_tokens(text) == ptb_tokens(f"\u201c {text}")  # a quote goes, and hinders that way

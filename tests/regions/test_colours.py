@@ -30,7 +30,7 @@ def test_every_drawn_object_is_one_region(size: int, least: float) -> None:
         assert sorted(shared.argmax(axis=0)) == list(range(len(truth)))
 
 
-def test_order_is_that_of_reading_and_quality_the_share() -> None:
+def test_patches_come_in_reading_order_with_their_share_as_quality() -> None:
     def square(colour: str, x: float, y: float) -> SceneObject:
         return SceneObject("square", colour, "small", (x, y), 0.18)
 
@@ -43,7 +43,7 @@ def test_order_is_that_of_reading_and_quality_the_share() -> None:
 
 
 @pytest.mark.parametrize("scale", [8, 25])
-def test_patches_are_scipys_components(scale: int) -> None:
+def test_patches_equal_scipys_components(scale: int) -> None:
     grid = np.pad(np.random.default_rng(scale).random((9, 12)) < 0.5, 1)
     large = grid.repeat(scale, axis=0).repeat(scale, axis=1)
     labels, count = ndimage.label(large)

@@ -56,7 +56,7 @@ def compressed(runs: list[int]) -> str:
 
 
 @given(MASKS)
-def test_runs_are_cocos(mask: NDArray[np.bool_]) -> None:
+def test_run_lengths_equal_those_of_coco(mask: NDArray[np.bool_]) -> None:
     runs = {"size": list(mask.shape), "counts": plain_runs(mask)}
     packed = runs | {"counts": compressed(plain_runs(mask))}
     found = regions_of(mask, runs, packed, size=mask.shape)
@@ -69,7 +69,7 @@ def test_runs_are_cocos(mask: NDArray[np.bool_]) -> None:
     assert [own.tolist() for own in found.runs] == [plain_runs(mask)] * 3
 
 
-def test_compressed_runs_of_pycocotools() -> None:
+def test_compressed_runs_of_pycocotools_are_read() -> None:
     """`counts` that pycocotools 2.0 writes."""
     found = regions_of({"size": [44, 28], "counts": r"\975mk0?"}, size=(44, 28))
     assert found.runs[0].tolist() == [300, 7, 5, 900, 20]
@@ -86,13 +86,13 @@ def test_compressed_runs_of_pycocotools() -> None:
         {"bbox": [2, 1, 5, 3]},
     ],
 )
-def test_ways_to_write_a_region(entry: Any) -> None:
+def test_every_form_of_a_region_gives_the_same_mask(entry: Any) -> None:
     regions = regions_of(entry, size=(6, 8))
     assert (regions.masks() == MASK).all()
     assert regions.boxes.tolist() == [[2, 1, 7, 4]] and regions.quality.tolist() == [1]
 
 
-def test_limits_keep_the_best_in_order_and_slices_are_those_of_all() -> None:
+def test_a_limit_keeps_the_best_regions_in_their_order() -> None:
     masks = np.random.default_rng(0).random((4, 5, 7)) < 0.5
     entries = [
         {"segmentation": {"size": [5, 7], "counts": plain_runs(mask)}, "score": score}
@@ -115,7 +115,7 @@ def test_empty_masks_are_dropped_and_counted() -> None:
     assert len(none) == 0 and none.masks().shape == (0, 6, 8) and none.boxes.shape == (0, 4)
 
 
-def test_files_are_those_of_coco(tmp_path: Path) -> None:
+def test_region_files_are_read_as_coco_defines_them(tmp_path: Path) -> None:
     annotation = {"image_id": 42, "segmentation": RUNS, "score": 0.75}
     names = [{"id": 5, "file_name": "42.png"}, {"id": 6, "file_name": "empty.png"}]
     coco = {"images": names, "annotations": [annotation | {"image_id": 5}]}
@@ -130,7 +130,7 @@ def test_files_are_those_of_coco(tmp_path: Path) -> None:
     assert not len(source.segment(blank(6, 8, "empty.png")))  # which has no annotation
 
 
-def test_fingerprints_cover_the_masks() -> None:
+def test_fingerprints_differ_where_masks_differ() -> None:
     flat = np.zeros((8, 6), bool)
     flat.reshape(-1)[:] = MASK.reshape(-1)  # the same bits in another shape
     written: list[Any] = [{"a": [MASK]}, {"a": [~MASK]}, {"b": [MASK]}, {"a": [RUNS]}, {"a": [flat]}]

@@ -44,7 +44,7 @@ def opened(spec: str, **settings: Any) -> Any:
     return open_regions(spec, device="cpu", **settings)
 
 
-def test_objects_are_what_transformers_finds(cache: Path, image: Image.Image, sam_folder: Path) -> None:
+def test_objects_equal_those_of_transformers(cache: Path, image: Image.Image, sam_folder: Path) -> None:
     """The boxes of OWLv2 prompt SAM, whose masks are those of transformers' model."""
     from transformers import SamImageProcessor, SamModel
 
@@ -72,7 +72,7 @@ def test_objects_are_what_transformers_finds(cache: Path, image: Image.Image, sa
     assert (regions.masks() != masks).mean() < 1e-3
 
 
-def test_owlv2_boxes_are_those_of_transformers(image: Image.Image, owlv2_folder: Path) -> None:
+def test_owlv2_boxes_equal_those_of_transformers(image: Image.Image, owlv2_folder: Path) -> None:
     """The best box is the one that its own one-shot detection takes as its query."""
     from transformers import Owlv2ForObjectDetection, Owlv2ImageProcessor
 
@@ -96,7 +96,7 @@ def test_owlv2_boxes_are_those_of_transformers(image: Image.Image, owlv2_folder:
         assert abs(columns.min() - x0) <= 0.5 and abs(rows.max() + 1 - y1) <= 0.5
 
 
-def test_releases_in_every_form_become_the_same_weights(tmp_path: Path, image: Image.Image) -> None:
+def test_every_form_of_a_release_converts_to_the_same_weights(tmp_path: Path, image: Image.Image) -> None:
     tensors = recipe.state_dict(CASES / "sam-boxes-tiny" / "manifest.json", 1)
     whole = {name: torch.from_numpy(tensor) for name, tensor in tensors.items()}
     encoder = {name: x for name, x in whole.items() if name.startswith("image_encoder.")}

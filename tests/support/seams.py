@@ -27,7 +27,6 @@ from capeval_core.encoders.blip2 import qformer_states
 from capeval_core.encoders.blocks import usable_kernels as tried_kernels
 from capeval_core.encoders.packed import Packing, groups_of
 from capeval_core.encoders.packed import attend as packed_attention
-from capeval_core.encoders.vilbert import LocatedBoxes
 from capeval_core.errors import Problems
 from capeval_core.inputs import collection, columns
 from capeval_core.inputs.boxes import BoxFeatureStore, box_source, boxes_of
@@ -59,7 +58,7 @@ from capeval_core.replay import variants
 from capeval_core.reports.figures import draw_histogram
 from capeval_core.scores.boxes import FirstBoxes
 from capeval_core.scores.eco import EcoOptions, Ranking
-from capeval_core.training import negatives, regions, tags
+from capeval_core.training import negatives, tags
 from capeval_core.training.augmentation import Positive, table_of
 from capeval_core.training.pacs import info_nce
 from capeval_core.training.umic import ranking_loss
@@ -99,7 +98,6 @@ __all__ = [
     "kernel",
     "layout_problems",
     "letterbox",
-    "mask_boxes",
     "mask_regions",
     "needs_triton",
     "negative_caption",
@@ -431,12 +429,6 @@ def similar(images: Sequence[str], *, top: int, features: Any = None, captions: 
 def tagger(name: str) -> Any:
     """`tags(captions)` gives pairs of token and tag; `fingerprint`."""
     return tags.open_tagger(name)
-
-
-def mask_boxes(features: Any, locations: Any, share: float, rng: np.random.Generator) -> tuple[Any, Any, Any]:
-    """Features and locations of boxes of which some are hidden, and which are."""
-    boxes, hidden = regions.mask_boxes(LocatedBoxes(features, locations), share, rng)
-    return boxes.features, boxes.locations, hidden
 
 
 def write_positives(folder: Path, positives: Sequence[tuple[Any, ...]], settings: Mapping[str, Any]) -> None:

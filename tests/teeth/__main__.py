@@ -2,8 +2,9 @@
 
     python -m tests.teeth [--room ROOM] [--only ID] [--jobs N] [--rest] [PYTEST PATHS]
 
-Runs the net, or the parts that are named, and adds what it found to `report.md`. With `--rest` the room's own
-folder of tests runs, too, where a fault lives. Exits with 1 if a fault lives or has no place any more.
+Runs the net, or the parts that are named, and adds what it found to `benchmarks/results/teeth.md`. With
+`--rest` the room's own folder of tests runs, too, where a fault lives. Exits with 1 if a fault lives or has
+no place any more.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from tools.exactness import RESULTS
+
 ROOT = Path(__file__).parents[2]
 NET = {
     "tests/golden": "golden",
@@ -39,7 +42,7 @@ NET = {
     "tests/transcripts": "transcripts",
 }
 REST, LIVES, MOVED, NOT_RUN = "rest", "lives", "moved", "not run"
-REPORT = Path(__file__).with_name("report.md")
+REPORT = RESULTS / "teeth.md"
 FAILS = {0: False, 1: True, 2: True, 5: False}  # by pytest's exit status: 2 cannot collect, 5 has no test
 
 

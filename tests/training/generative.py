@@ -121,18 +121,19 @@ def write_pipeline(folder: Path, *, flagged: bool = False) -> Path:
     return folder
 
 
-def generated(what: str, drawn: Path, model: Path, out: Path, *flags: object) -> Path:
+def generated(what: str, drawn: Path, model: Path, out: Path, *flags: object, batch_size: int = 2) -> Path:
     """Run `capeval augment` on drawn images or captions, which must go well; the folder."""
     from capeval_core.cli import main
 
-    assert main([*arguments(what, drawn, model, out), *map(str, flags)]) == 0
+    assert main([*arguments(what, drawn, model, out, batch_size), *map(str, flags)]) == 0
     return out
 
 
-def arguments(what: str, drawn: Path, model: Path, out: Path) -> list[str]:
-    """Of a short run of `capeval augment`."""
-    given = ["--images", drawn / "images"] if what == "captions" else ["--captions", drawn / "captions.json"]
-    if what == "images":
-        given += ["--steps", 2, "--image-size", SIZE]
-    given += ["--model", model, "--out", out, "--device", "cpu", "--batch-size", 2]
-    return ["augment", what, *map(str, given)]
+def arguments(what: str, drawn: Path, model: Path, out: Path, batch_size: int = 2) -> list[str]:
+    """The command line of a short run of `capeval augment`."""
+    if what == "captions":
+        sources = ["--images", drawn / "images"]
+    else:
+        sources = ["--captions", drawn / "captions.json", "--steps", 2, "--image-size", SIZE]
+    run = ["--model", model, "--out", out, "--device", "cpu", "--batch-size", batch_size]
+    return ["augment", what, *map(str, [*sources, *run])]

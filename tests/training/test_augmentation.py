@@ -36,7 +36,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LIMITS, "training_seconds", 0.0)
 
 
-def test_captions_are_those_of_the_library(captioner: Path, drawn: Path, tmp_path: Path) -> None:
+def test_captions_equal_those_of_transformers(captioner: Path, drawn: Path, tmp_path: Path) -> None:
     from transformers import BlipForConditionalGeneration, BlipProcessor
 
     found = captions(generated("captions", drawn, captioner, tmp_path / "out"))
@@ -51,7 +51,7 @@ def test_captions_are_those_of_the_library(captioner: Path, drawn: Path, tmp_pat
     assert len(set(found.values())) > 3
 
 
-def test_images_are_those_of_the_library(pipeline: Path, drawn: Path, tmp_path: Path) -> None:
+def test_images_equal_those_of_diffusers(pipeline: Path, drawn: Path, tmp_path: Path) -> None:
     import diffusers
 
     found = positives(generated("images", drawn, pipeline, tmp_path / "out", "--seed", 7))
@@ -76,21 +76,21 @@ def seed_of(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") >> 1
 
 
-def test_a_caption_from_the_nucleus_depends_on_its_own_image_alone(
+def test_a_sampled_caption_depends_on_its_image_and_the_seed_alone(
     captioner: Path, drawn: Path, tmp_path: Path
 ) -> None:
-    nucleus = ["--decoding", "nucleus", "--seed"]
-    alone = captions(
-        generated("captions", drawn, captioner, tmp_path / "alone", *nucleus, 1, "--batch-size", 1)
-    )
-    together = captions(
-        generated("captions", drawn, captioner, tmp_path / "all", *nucleus, 1, "--batch-size", 7)
-    )
-    other = captions(generated("captions", drawn, captioner, tmp_path / "other", *nucleus, 2))
-    assert alone == together and sum(alone[name] != other[name] for name in alone) > 3
+    def sampled(name: str, seed: int, batch_size: int) -> dict[str, str]:
+        flags = ("--decoding", "nucleus", "--seed", seed)
+        out = tmp_path / name
+        return captions(generated("captions", drawn, captioner, out, *flags, batch_size=batch_size))
+
+    one_by_one = sampled("one-by-one", seed=1, batch_size=1)
+    assert sampled("in-one-batch", seed=1, batch_size=7) == one_by_one
+    by_another_seed = sampled("by-another-seed", seed=2, batch_size=2)
+    assert sum(by_another_seed[name] != caption for name, caption in one_by_one.items()) > 3
 
 
-def test_a_broken_image_costs_its_caption_until_it_is_repaired(
+def test_a_broken_image_loses_only_its_caption_until_it_is_repaired(
     captioner: Path, drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(drawn, tmp_path / "own")
@@ -107,7 +107,7 @@ def test_a_broken_image_costs_its_caption_until_it_is_repaired(
     assert captions(folder) == captions(generated("captions", drawn, captioner, tmp_path / "whole"))
 
 
-def test_images_that_the_safety_checker_blacks_out_are_dropped_once(
+def test_black_images_are_dropped_and_not_generated_again(
     pipeline: Path, drawn: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flagged = write_pipeline(tmp_path / "flagged", flagged=True)

@@ -46,7 +46,7 @@ def drawn_scenes(count: int, seed: int = 5) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_a_group_has_the_positive_first_then_every_kind(count: int) -> None:
+def test_a_group_holds_the_positive_and_every_kind_of_negative(count: int) -> None:
     scenes = drawn_scenes(40)
     groups = sampler(scenes, random_negatives=count, seed=2)
     images = [image for image, texts in scenes.items() for _ in texts]
@@ -92,7 +92,7 @@ def test_a_group_depends_on_seed_epoch_and_index_alone() -> None:
         ),  # none is left: a caption of another image
     ],
 )
-def test_a_changed_caption_is_no_other_caption_of_its_image(own: list[str], orders: set[str]) -> None:
+def test_no_negative_equals_a_caption_of_its_image(own: list[str], orders: set[str]) -> None:
     texts = [*own, "blue hearts"]
     tagged = [[(word, "XX") for word in text.split()] for text in texts]
     groups = negative_groups([*("a" * len(own)), "b"], texts, tagged)
@@ -132,12 +132,12 @@ def test_words_are_spelt_as_in_the_caption(caption: str, tokens: list[str], allo
             assert " ," not in text and " ." not in text and " '" not in text and "( " not in text
 
 
-def test_images_whose_captions_are_all_the_same_are_refused() -> None:
+def test_a_set_without_negatives_is_refused() -> None:
     with pytest.raises(ValueError):
         negative_groups(["a", "b"], ["a star", "A  star"], [[("a", "DT"), ("star", "NN")]] * 2)
 
 
-def test_a_foil_has_one_other_word_that_stands_in_such_a_place_elsewhere() -> None:
+def test_a_foil_replaces_one_word_by_one_from_the_same_context() -> None:
     rng = np.random.default_rng(3)
     captions = [describe(sample_scene(rng), rng) for _ in range(400)]
     tagged = tagger("scenes").tags(captions)
@@ -164,7 +164,7 @@ def test_a_foil_has_one_other_word_that_stands_in_such_a_place_elsewhere() -> No
     assert sum(changed.values()) > 900
 
 
-def test_the_more_frequent_word_comes_more_often_in_a_foil() -> None:
+def test_foils_draw_frequent_words_more_often() -> None:
     captions = ["a red star"] + ["a blue star"] * 3 + ["a pink star"]
     groups = negative_groups("abcde", captions, tagger("scenes").tags(captions), foils=1)
     law = {"a blue star": 0.75, "a pink star": 0.25}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from safetensors.numpy import load_file
 from torch import Tensor
 
 import capeval_core
+from capeval_core.cli import main
 from tests.support.seams import contrastive_loss, image, network, write_positives
 from tests.training.pac_pairs import arguments, train, write_pairs
 from tests.training.scenes import check_flipped_bits, log_of, run_until_killed, tensors_of
@@ -73,7 +75,7 @@ def cosine(a: Tensor, b: Tensor) -> float:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.07, 0.01])
 @pytest.mark.parametrize("count", [1, 2, 7])
-def test_the_loss_of_pairs_is_that_of_a_float64_loop(count: int, temperature: float) -> None:
+def test_the_contrastive_loss_equals_a_float64_loop(count: int, temperature: float) -> None:
     """Eq. 2 word by word."""
     rng = np.random.default_rng(count)
     images, texts = (torch.from_numpy(rng.normal(size=(count, 6))) for _ in range(2))
@@ -90,7 +92,7 @@ def test_the_loss_of_pairs_is_that_of_a_float64_loop(count: int, temperature: fl
 
 
 @pytest.mark.parametrize("lora", [0, 2])
-def test_the_weights_are_those_of_the_last_look(lora: int, single: Path, tmp_path: Path) -> None:
+def test_the_written_weights_have_the_logged_validation_loss(lora: int, single: Path, tmp_path: Path) -> None:
     """Tuned projections, or adapters that are merged: scored as they were learned."""
     held = write_pairs(tmp_path / "held", scenes=4, captions_each=1)
     for path in (held / "images").iterdir():
@@ -114,7 +116,7 @@ def test_the_weights_are_those_of_the_last_look(lora: int, single: Path, tmp_pat
     assert float(start) != pytest.approx(float(expected), rel=1e-2)
 
 
-def test_generated_positives_stand_beside_what_they_were_made_from(single: Path, tmp_path: Path) -> None:
+def test_generated_positives_are_paired_with_their_sources(single: Path, tmp_path: Path) -> None:
     """Generated images that are those of their captions, and captions those of their images: equal losses."""
     rows = [json.loads(line) for line in (single / "captions.jsonl").read_text().splitlines()]
     same = []
@@ -135,7 +137,7 @@ def test_generated_positives_stand_beside_what_they_were_made_from(single: Path,
     assert other["losses"].keys() == {"all", "real pairs", "generated captions"}
 
 
-def test_a_killed_training_goes_on_as_if_nothing_had_been(pairs: Path, trained: Path, tmp_path: Path) -> None:
+def test_a_killed_training_resumes_bit_for_bit(pairs: Path, trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     run_until_killed(arguments(pairs, out), saves=3)
     assert not (out / "weights").exists()
@@ -145,7 +147,21 @@ def test_a_killed_training_goes_on_as_if_nothing_had_been(pairs: Path, trained: 
         assert (out / name).read_bytes() == (trained / name).read_bytes(), name
 
 
-def test_the_best_weights_by_validation_are_kept_and_end_the_training(pairs: Path, tmp_path: Path) -> None:
+def test_a_damaged_state_is_refused_and_a_damaged_log_is_rewritten(
+    pairs: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = Path(shutil.copytree(trained, tmp_path / "run"))
+    log, state = (out / "log.jsonl").read_bytes(), (out / "state.pt").read_bytes()
+    (out / "log.jsonl").write_bytes(log[:40] + b"{" + log[50:] + b'{"step": 15, "ph')
+    for damaged in (state[:500], state[:-90], b""):
+        (out / "state.pt").write_bytes(damaged)
+        assert main(arguments(pairs, out)) == 2 and "state.pt" in capsys.readouterr().err
+    (out / "state.pt").write_bytes(state)
+    train(pairs, out)
+    assert (out / "log.jsonl").read_bytes() == log
+
+
+def test_validation_chooses_the_weights_and_ends_the_training(pairs: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"learning_rate": 0.03, "steps": 200, "evaluate_every": 2, "patience": 6}
     out = train(pairs, tmp_path / "run", **settings)
     looks = [(line["validation_loss"], line["step"]) for line in log_of(out) if "validation_loss" in line]
@@ -155,7 +171,7 @@ def test_the_best_weights_by_validation_are_kept_and_end_the_training(pairs: Pat
     np.testing.assert_array_equal(tensors_of(out)["visual.proj"], tensors_of(fewer)["visual.proj"])
 
 
-def test_adapters_are_trained_in_place_of_projections(pairs: Path, tmp_path: Path) -> None:
+def test_lora_trains_adapters_instead_of_projections(pairs: Path, tmp_path: Path) -> None:
     out = train(pairs, tmp_path / "run", lora=2, steps=4, stored="float16")
     before, after = shipped(), tensors_of(out)
     changed = {name for name in before if not np.array_equal(before[name], after[name])}
@@ -169,7 +185,7 @@ def test_adapters_are_trained_in_place_of_projections(pairs: Path, tmp_path: Pat
     capeval_core.load("pacs", weights=out / "weights", device="cpu")
 
 
-def test_curves_go_to_trackers(pairs: Path, tmp_path: Path) -> None:
+def test_losses_are_sent_to_the_tracker(pairs: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -207,7 +223,7 @@ np.savez(sys.argv[1], *first)
 
 
 @pytest.mark.system
-def test_two_processes_train_as_one(pairs: Path, tmp_path: Path) -> None:
+def test_two_processes_train_the_same_weights_as_one(pairs: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"steps": 4, "evaluate_every": 2, "log_every": 1, "weight_decay": 0}
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

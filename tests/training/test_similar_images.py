@@ -52,7 +52,7 @@ def test_features_are_compared_by_their_cosines(blocks: None, top: int) -> None:
     assert lists["image 4"][0] == "image 9" and "image 7" not in lists["image 3"]
 
 
-def test_equal_cosines_come_in_the_order_of_images() -> None:
+def test_ties_are_listed_in_the_order_of_images() -> None:
     features = [[1.0, 0.0], [0.0, 1.0], [0.0, 2.0], [0.0, 4.0], [0.0, 0.0]]
     lists = similar("abcde", features=features, top=2)
     assert lists == {"a": ["b", "c"], "b": ["c", "d"], "c": ["b", "d"], "d": ["b", "c"], "e": ["a", "b"]}

@@ -22,7 +22,7 @@ def test_an_unknown_tagger_is_refused(name: str) -> None:
         open_tagger(name)
 
 
-def test_every_caption_of_a_scene_has_its_tags() -> None:
+def test_every_caption_of_a_scene_is_tagged() -> None:
     """Also its foils, for every kind of change; the tokens spell the caption."""
     rng = np.random.default_rng(11)
     tagger = open_tagger("scenes")
@@ -42,7 +42,7 @@ def test_every_caption_of_a_scene_has_its_tags() -> None:
     assert not words["JJ"] & {*SHAPES} and len(words["NNS"]) == len(SHAPES)
 
 
-def test_a_side_is_a_noun_or_an_adjective() -> None:
+def test_side_is_tagged_as_noun_or_adjective_by_its_context() -> None:
     caption = "Two red stars in the top left corner, a blue heart on the left and a cross to the right of it"
     with pytest.raises(ValueError):
         open_tagger("scenes").tags([caption])
@@ -98,7 +98,7 @@ class TestNltk:
     @pytest.mark.parametrize(
         "text", ["``quoted'' text", "''", 'he``s" x', "cannot gonna lemme", "a\u00a0b \u200b", "-- ..."]
     )
-    def test_odd_texts_keep_all_their_characters(self, trained: Path, text: str) -> None:
+    def test_tagging_keeps_all_characters(self, trained: Path, text: str) -> None:
         (tagged,) = open_tagger("nltk").tags([text])
         assert "".join(token for token, _ in tagged) == "".join(text.split())
 

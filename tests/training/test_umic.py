@@ -1,9 +1,8 @@
-"""`capeval train umic`: losses, order, dropout, clipping; kills, damage, processes; sources of its data."""
+"""`capeval train umic`: a kill changes nothing, and human judgements choose the weights."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +25,8 @@ def trained(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(scenes, tmp_path_factory.mktemp("trained") / "run")
 
 
-def test_a_killed_training_goes_on_as_if_nothing_had_been(
-    scenes: Path, trained: Path, tmp_path: Path
-) -> None:
+@pytest.mark.system
+def test_a_killed_training_resumes_bit_for_bit(scenes: Path, trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     run_until_killed(arguments(scenes, out), saves=4)
     assert not (out / "weights").exists()
@@ -37,20 +35,6 @@ def test_a_killed_training_goes_on_as_if_nothing_had_been(
     train(scenes, out)
     for name in ("weights/model.safetensors", "weights/config.json", "log.jsonl"):
         assert (out / name).read_bytes() == (trained / name).read_bytes(), name
-
-
-def test_a_damaged_state_is_named_and_the_log_is_mended(
-    scenes: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = Path(shutil.copytree(trained, tmp_path / "run"))
-    log, state = (out / "log.jsonl").read_bytes(), (out / "state.pt").read_bytes()
-    (out / "log.jsonl").write_bytes(log[:40] + b"{" + log[50:] + b'{"step": 15, "ph')
-    for damaged in (state[:500], state[:-90], b""):
-        (out / "state.pt").write_bytes(damaged)
-        assert main(arguments(scenes, out)) == 2 and "state.pt" in capsys.readouterr().err
-    (out / "state.pt").write_bytes(state)
-    train(scenes, out)
-    assert (out / "log.jsonl").read_bytes() == log
 
 
 def test_judgements_choose_the_weights_and_end_the_training(

@@ -71,7 +71,7 @@ def test_systems_on_coco(system: str, expected: dict[str, float]) -> None:
     ],
 )
 def test_scores_that_lie_beside_judged_sets(name: str, file: str, caption: str, image: str) -> None:
-    # The other sets are in docs/reports/ngram_sets.md.
+    # The other sets are in benchmarks/results/ngram_sets.md.
     lines = shared(name, file).read_text(encoding="utf-8").split("\n")
     rows = [json.loads(line) for line in lines if line]
     references = read(shared(name, "references.json"))
