@@ -36,7 +36,8 @@ from capeval_core.inputs.columns import (
 )
 from capeval_core.inputs.files import some_of
 from capeval_core.inputs.joining import Folder, Names, agreement, only_matches, parts_of
-from capeval_core.inputs.records import FILE_NAME, KEY, STANDARD_INPUT, VALUE
+from capeval_core.inputs.openers import STANDARD_INPUT
+from capeval_core.inputs.records import FILE_NAME, KEY, VALUE
 
 _Path = str | os.PathLike[str]
 

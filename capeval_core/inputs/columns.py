@@ -29,11 +29,11 @@ from capeval_core.errors import (
 )
 from capeval_core.inputs import names
 from capeval_core.inputs.files import EXTENSIONS, some_of, valid_unicode
-from capeval_core.inputs.records import KEY, VALUE, Record, Records, read_records
+from capeval_core.inputs.openers import read_records
+from capeval_core.inputs.records import KEY, LOOKED_AT, VALUE, Record, Records
 from capeval_core.inputs.samples import is_written_list, read_written_list
 from capeval_core.options import Settings, option
 
-_LOOKED_AT = 1_000  # records that tell what a column holds
 _LONGEST_ID = 1_000
 _MISSING = {"nan", "NaN", "None", "null", "NULL", "<NA>"}
 """What `str`, pandas and databases write for a missing value."""
@@ -117,7 +117,7 @@ class TextFile:
 
     def names_files(self, column: str) -> bool:
         """Whether most values of a column look like names of files."""
-        values = [value_at(row, column) for row in islice(self.records.rows, _LOOKED_AT)]
+        values = [value_at(row, column) for row in islice(self.records.rows, LOOKED_AT)]
         values = [value for value in values if value is not None]
         return 2 * sum(map(_names_file, values)) > len(values)
 
@@ -251,7 +251,7 @@ def has_path(records: Records, path: str) -> bool:
     """Whether any record has a value under a name or path."""
     if path in records.fields:
         return True
-    return "." in path and any(value_at(row, path) is not None for row in islice(records.rows, _LOOKED_AT))
+    return "." in path and any(value_at(row, path) is not None for row in islice(records.rows, LOOKED_AT))
 
 
 # ---- which columns hold the texts

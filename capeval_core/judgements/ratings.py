@@ -31,7 +31,8 @@ from capeval_core.inputs.columns import (
     value_at,
 )
 from capeval_core.inputs.files import some_of
-from capeval_core.inputs.records import KEY, VALUE, Record, Records, read_records
+from capeval_core.inputs.openers import read_records
+from capeval_core.inputs.records import KEY, VALUE, Record, Records
 from capeval_core.inputs.samples import read_written_list
 from capeval_core.judgements.correlation import Doubles
 from capeval_core.judgements.protocols import RatedSet
