@@ -6,7 +6,8 @@ field writes the same image as `42`, `000000000042`, `COCO_val2014_000000000042`
 is compared from its end, part by part:
 
     1. the last parts: equal, or equal but for an extension, or the same number of COCO, in this order;
-    2. the folders before them, as far as both names have some: where they differ, it is another image.
+    2. the folders before them, as far as both names have some: where they differ, it is another image. The
+       folder of images that is passed counts among them where the last parts are mere numbers.
 
 Of several entries that fit alike, those count whose folders agree furthest. If several are left, the id is
 ambiguous.
@@ -20,15 +21,19 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from capeval_core.errors import Problems, counted, file_error
+from capeval_core.inputs import names
 from capeval_core.inputs.files import EXTENSIONS, bare, reading, some_of, valid_unicode
 from capeval_core.inputs.images import quoted, refused
 
 _COCO_NUMBER = re.compile(r"(?:(?:COCO|coco)_[A-Za-z0-9]+_)?([0-9]{1,18})(?:\.0)?")
+_NUMBER = re.compile(r"(?:(?:frame|image|img|im|photo|picture|pic)[_ -]?)?[0-9]{1,6}", re.IGNORECASE)
+"""A name that images of many folders have; COCO's and Flickr's numbers are longer."""
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -167,9 +172,30 @@ class Folder:
 
     def find(self, name: str) -> list[str]:
         """The files that an id, a file name, or a path from somewhere, can mean."""
-        if parts_of(name).folders:
-            return self.deep.find(name)
-        return self.names.find(name) or self.deep.find(name)
+        parts = parts_of(name)
+        if not parts.folders:
+            return self.names.find(name) or self.deep.find(name)
+        entries = self.deep.find(name)
+        if self.is_elsewhere(parts):
+            return [entry for entry in entries if "/" in entry]
+        return entries
+
+    def is_elsewhere(self, parts: NameParts) -> bool:
+        """Whether a name is a number in another folder than this one: `train/1` is not `val/1`.
+
+        Names that are more than a number are compared alone, as images are moved to folders of other names.
+        """
+        if not parts.folders or not _NUMBER.fullmatch(bare(parts.last)):
+            return False
+        folder = parts.folders[-1]
+        return (
+            folder not in self._own_names and _says_which(folder) and all(map(_says_which, self._own_names))
+        )
+
+    @cached_property
+    def _own_names(self) -> set[str]:
+        """The name of this folder, as it was passed and behind links."""
+        return {parts_of(str(self.path.absolute())).last, parts_of(str(self.path.resolve())).last}
 
     def match(
         self, wanted: Mapping[str, str], problems: Problems, *, absent_too: bool = False
@@ -191,6 +217,12 @@ class Folder:
         like = some_of(self.names.entries[:3]) or some_of(self.deep.entries[:3])
         lacking = f"no {self.medium}; it holds {f'files like {like}' if like else 'no files'}"
         fix = f"an id is the {self.medium}'s file name, its path, or its COCO number"
+        for image_id, entries in matches.items():
+            parts = parts_of(wanted[image_id])
+            if not entries and self.is_elsewhere(parts):
+                other = f"{image_id!r} is in the folder {parts.folders[-1]!r}: pass that one"
+                fix = f"{other}; if this one holds the same images, write ids without a folder"
+                break
         matched = only_matches(self.path, matches, lacking, problems, fix)
         refuse_names(self.path, matched.values(), problems)
         return {image_id: self.path / name for image_id, name in matched.items()} | nowhere
@@ -206,6 +238,11 @@ class Folder:
             if folders and folders[-1] != lies_in[-1]:
                 counts[folders[-1]] += 1
         return dict(counts)
+
+
+def _says_which(folder: str) -> bool:
+    """Whether the name of a folder may say which images are in it, as `val` and `beach` do."""
+    return not any(word in folder.lower() for word in names.listed("folders", "general"))
 
 
 def only_matches(
