@@ -99,7 +99,10 @@ def open_excel(source: TextSource, data: bytes, name: str) -> Records:
     header, *cells_of_rows = next(iter(sheets.values()))
     columns = ["" if cell is None else str(cell).strip() for cell in header]
     source.check_names(columns)
-    records = [dict(zip(columns, cells, strict=True)) for cells in cells_of_rows]
+    records: list[Record] = []
+    for cells in cells_of_rows:
+        # Some programs write no empty cells at the end of a row.
+        records.append(dict.fromkeys(columns) | dict(zip(columns, cells, strict=False)))
     return Records(source.path, "Excel", records, "row", range(len(records)), is_table=True)
 
 

@@ -40,7 +40,7 @@ _MISSING = {"nan", "NaN", "None", "null", "NULL", "<NA>"}
 _OPTION = {"caption": "caption_column", "references": "reference_column"}  # by role
 _CHOSEN_COLUMNS = ("id_column", "caption_column", "reference_column", "rating_column", "system_column")
 _LISTS = ("references", "captions")
-_SEPARATORS = ("|||", "<sep>", "[SEP]", "###")
+_SEPARATORS = ("|||", " | ", "<sep>", "[SEP]", "###")
 """What people write between several texts in one cell."""
 _WEAK_LEVEL = 2  # the list of names from which on a column may be anybody's text
 _TRUE = ("true", "t", "yes", "y", "1", "1.0")
@@ -494,8 +494,10 @@ def read_texts(
     one_split = role == "caption" if one_split is None else one_split
     selected, notes = select_records(records, splits, role, options, problems, one_split=one_split)
     if not selected.rows and len(problems) > noted_before:
-        with noting(problems):
-            text_groups(records, role, options, several=True)
+        if records.fields:
+            # Which column it would be is also wrong, perhaps.
+            with noting(problems):
+                text_groups(records, role, options, several=True)
         return TextFile(selected, role, options, [], splits=splits)
     records = selected
     if records.is_wide:
@@ -552,7 +554,8 @@ def select_records(
     for mark in [name for name in records.fields if role == "references" and names.is_name(name, "left_out")]:
         marked = [i for i in indices if str(records.rows[i].get(mark)).strip().lower() in _TRUE]
         if marked:
-            notes.append(f"{len(marked):,} references with {mark} are left out")
+            are = "reference is" if len(marked) == 1 else "references are"
+            notes.append(f"{len(marked):,} {are} left out, marked by {mark}")
             leaving = set(marked)
             indices = [i for i in indices if i not in leaving]
     if len(indices) == len(records.rows):
@@ -618,22 +621,25 @@ def _read_groups(file: TextFile, groups: Sequence[Sequence[str]], problems: Prob
             file.lists.add(index)
         file.texts.extend(texts)
         file.owners.extend([index] * len(texts))
-    _tell_of_joined(file)
+    _check_joined(file)
 
 
-def _tell_of_joined(file: TextFile) -> None:
-    """Refuse cells that hold several texts with marks between them; note references of several lines."""
+def _check_joined(file: TextFile) -> None:
+    """Refuse references with marks between several texts; note those that may be several texts."""
     if file.role != "references":
         return
     for separator in _SEPARATORS:
-        cells = [text for text in file.texts if separator in text.strip()]
-        if 2 * len(cells) > len(file.texts):
-            problem = f"has {separator!r} within {len(cells):,} of {len(file.texts):,} references"
+        joined = sum(separator in text.strip() for text in file.texts)
+        if 2 * joined > len(file.texts):
+            problem = f"has {separator!r} within {joined:,} of {len(file.texts):,} references"
             raise file_error(file.path, problem, 'write several references as a list, ["...", "..."]')
     several_lines = sum("\n" in text.strip() for text in file.texts)
     if several_lines:
         have = "reference has" if several_lines == 1 else "references have"
         file.notes.append(f"{several_lines:,} {have} several lines, and count as one text each")
+    with_semicolon = sum("; " in text for text in file.texts)
+    if 2 * with_semicolon > len(file.texts):
+        file.notes.append(f"{with_semicolon:,} references hold a semicolon, and count as one text each")
 
 
 def _texts_of_record(

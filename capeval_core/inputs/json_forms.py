@@ -45,9 +45,8 @@ def open_json_lines(source: TextSource, data: bytes, name: str) -> Records:
             else:
                 fix = "expected an object with an id and a caption"
                 source.note_problem(f"line {number}", f"is {described(content, none='null')}", fix)
-    if len(rows) > 1 and all(len(row) == 1 and not source.names_a_column(row) for row in rows):
-        keyed = [_keyed(key, value) for row in rows for key, value in row.items()]
-        return Records(source.path, "JSON lines of one id each", keyed)
+    if _are_pairs(source, rows):
+        return Records(source.path, "JSON lines of one id each", _keyed_pairs(rows))
     return by_segment(Records(source.path, "JSON lines", rows, "line", numbers))
 
 
@@ -85,14 +84,16 @@ def _coco(source: TextSource, content: object, depth: int) -> Records | None:
         if not _are_objects(annotations):
             continue
         visuals: dict[str, Record] = {}
+        medium = "images"
         for key in names.listed("containers", "visuals"):
+            medium = key if content.get(key) else medium
             for index, visual in enumerate(content.get(key) or []):
                 _add_visual(source, visuals, visual, f"{key.removesuffix('s')} {index}")
         rows = [_with_visual(row, visuals) for row in annotations] if visuals else list(annotations)
         unit = name.removesuffix("s")
         names_files = any(FILE_NAME in visual for visual in visuals.values())
         return Records(
-            source.path, f"{unit}s of images", rows, unit, range(len(rows)), names_files=names_files
+            source.path, f"{unit}s of {medium}", rows, unit, range(len(rows)), names_files=names_files
         )
     return None
 
@@ -268,6 +269,8 @@ def _list_of_objects(source: TextSource, content: Sequence[object]) -> Records:
         else:
             fix = "expected an object with an id and a caption"
             source.note_problem(f"entry {index}", f"is {described(row, none='null')}", fix)
+    if _are_pairs(source, rows):
+        return Records(source.path, "a list of one id each", _keyed_pairs(rows))
     return Records(source.path, "a list of objects", rows, "entry", numbers)
 
 
@@ -380,6 +383,16 @@ def _keyed(key: str, value: object) -> Record:
     if isinstance(value, dict):
         return {KEY: key, **value}
     return {KEY: key, VALUE: value}
+
+
+def _are_pairs(source: TextSource, rows: Sequence[Record]) -> bool:
+    """Whether each object has one key, which is an id: `{"42": "a dog"}`."""
+    return len(rows) > 1 and all(len(row) == 1 and not source.names_a_column(row) for row in rows)
+
+
+def _keyed_pairs(rows: Iterable[Record]) -> list[Record]:
+    """A record for each object of one key."""
+    return [_keyed(key, value) for row in rows for key, value in row.items()]
 
 
 def _rows_of_cells(columns: Iterable[str], cells_of_rows: Iterable[Sequence[Any]]) -> list[Record]:

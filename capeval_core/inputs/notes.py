@@ -23,10 +23,11 @@ _TOKENS = re.compile(
     r"|start_of_turn|end_of_turn|end_of_utterance|fake_token_around_image)>"
     r"|<0x[0-9A-F]{2}>|<loc_?\d+>|<<SYS>>|\[/?INST\]|\[unused\d+\]|\[(?:CLS|SEP|PAD|UNK|MASK)\]"
     r"|\bASSISTANT:|^\s*(?:###\s*)?(?:[Aa]ssistant|Response)\s*[:\n]"
+    r"|^\s*\{\s*\"\w{1,40}\"\s*:"  # an answer in JSON, as text
     r"|```|▁|(?<=[a-z])Ġ(?=[a-z])"
 )
 """Marks of chat templates and of tokenizers, which no reader of a caption is to see."""
-_MARKED = re.compile(r"[<\[`Ġ▁]|assistant|response", re.IGNORECASE)
+_MARKED = re.compile(r"[<\[{`Ġ▁]|assistant|response", re.IGNORECASE)
 """What a text with a mark has, found faster."""
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer

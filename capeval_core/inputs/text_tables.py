@@ -23,6 +23,8 @@ _TOKEN = re.compile(r"([^\t]+)#[0-9]+\t(.*)")
 """A line of Flickr8k and Flickr30k: an image's file name, the number of the caption, the caption."""
 _JOINED = re.compile(r"\s*[0-9]+\s\s+(\S.*)")
 """Number and caption of an image of Flickr30k in one cell: a row of the published table lacks a `|`."""
+_EXCEL_MARK = re.compile(r"\s*sep=[,;|\t]?\s*\n")
+"""A first line that tells Excel which character is between cells."""
 _QUOTED = re.compile(r'"((?:[^"]|"")*)"')
 
 
@@ -31,6 +33,8 @@ def open_text(source: TextSource, data: bytes, name: str) -> Records:
     text = files.decoded(source.path, data).replace("\r\n", "\n")
     if "\n" not in text.strip():
         text = text.replace("\r", "\n")  # as old programs end lines
+    if _EXCEL_MARK.match(text):
+        text = text[text.index("\n") :]  # a blank line instead, so that lines keep their numbers
     first_line = text.lstrip("\n").partition("\n")[0]
     if _TOKEN.match(first_line):
         return _flickr_tokens(source, text)
@@ -218,6 +222,9 @@ class _CellReader:
         # Before the caption no other text may hold the delimiter: which comma ends it would be a guess.
         if any(re.search(r"\s", cell.strip()) for cell in before):
             return cells
+        # 0,5 may be a number of a language that writes it so.
+        if before and before[-1].strip().isdecimal() and re.match(r"\s*[0-9]+\s*,", caption):
+            return cells
         self.rows_with_commas += 1
         return [cell.strip() for cell in (*before, caption)]
 
@@ -244,6 +251,9 @@ def _unquoted(cell: str) -> str:
 
 def _without_header(source: TextSource, text: str, first_line: str, name: str) -> Records:
     """Two columns of which one holds names and the other captions, or one caption a line."""
+    column = first_line.strip().strip('"')
+    if names.is_name(column, "caption") or names.is_name(column, "references"):
+        return _only_column(source, text, column)
     numbers: list[int] = []
     lines: list[str] = []
     for number, line in enumerate(text.split("\n"), start=1):
@@ -267,6 +277,20 @@ def _without_header(source: TextSource, text: str, first_line: str, name: str) -
     # An empty line within them is an empty text: without it the next ones would move up.
     rows = [{VALUE: line.strip()} for line in text.rstrip().split("\n")]
     return Records(source.path, "plain lines", rows, "line", range(1, len(rows) + 1), has_ids=False)
+
+
+def _only_column(source: TextSource, text: str, column: str) -> Records:
+    """The lines below the name of the only column."""
+    rows: list[Record] = []
+    numbers: list[int] = []
+    is_header = True
+    for number, line in enumerate(text.rstrip().split("\n"), start=1):
+        if is_header and line.strip():
+            is_header = False
+        elif not is_header:
+            rows.append({column: _unquoted(line.strip())})
+            numbers.append(number)
+    return Records(source.path, "a table of one column", rows, "line", numbers, has_ids=False)
 
 
 def _pair(image_id: str, caption: str) -> Record:
