@@ -140,6 +140,8 @@ class TextFile:
             return []
         columns = []
         for name in self._unknown:
+            if names.is_rating(name):
+                continue
             values = [row.get(name) for row in self.records.rows]
             texts = {
                 value for value in values if isinstance(value, str) and not re.search(r"\s", value.strip())

@@ -310,7 +310,7 @@ def read_texts(path: str | PathLike[str], references: bool = False, **options: s
 
 
 def read_collection(
-    candidates: Path, images: Path | None, references: Path | None = None, **options: Any
+    candidates: Path, images: Path | None, references: Path | Sequence[Path] | None = None, **options: Any
 ) -> Any:
     """Files joined by image id, with `ids`, `captions`, `images`, `references` and `entries`."""
     more = {name: options.pop(name) for name in ("wide", "medium", "needs_references") if name in options}
