@@ -25,19 +25,12 @@ from capeval_core.errors import (
     warn,
 )
 from capeval_core.inputs import names
-from capeval_core.inputs.columns import (
-    FileOptions,
-    TextFile,
-    has_path,
-    read_texts,
-    refuse_unused,
-    split_column,
-    value_at,
-)
+from capeval_core.inputs.columns import FileOptions, TextFile, has_path, refuse_unused, split_column, value_at
 from capeval_core.inputs.files import some_of
 from capeval_core.inputs.joining import Folder, Names, agreement, only_matches, parts_of
 from capeval_core.inputs.openers import STANDARD_INPUT
 from capeval_core.inputs.records import FILE_NAME, KEY, VALUE
+from capeval_core.inputs.texts import read_texts
 
 _Path = str | os.PathLike[str]
 

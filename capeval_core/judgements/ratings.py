@@ -27,13 +27,13 @@ from capeval_core.inputs.columns import (
     refuse_unused,
     select_records,
     splits_of,
-    texts_of,
     value_at,
 )
 from capeval_core.inputs.files import some_of
 from capeval_core.inputs.openers import read_records
 from capeval_core.inputs.records import KEY, VALUE, Record, Records
 from capeval_core.inputs.samples import read_written_list
+from capeval_core.inputs.texts import texts_of
 from capeval_core.judgements.correlation import Doubles
 from capeval_core.judgements.protocols import RatedSet
 from capeval_core.options import option
