@@ -18,7 +18,6 @@ import numpy as np
 
 from capeval_core.errors import Problems, file_error, setting, warn
 from capeval_core.inputs import names
-from capeval_core.inputs.collection import best_column, fullest
 from capeval_core.inputs.columns import (
     FileOptions,
     TextFile,
@@ -30,6 +29,7 @@ from capeval_core.inputs.columns import (
     value_at,
 )
 from capeval_core.inputs.files import some_of
+from capeval_core.inputs.links import best_column, fullest
 from capeval_core.inputs.openers import read_records
 from capeval_core.inputs.records import KEY, VALUE, Record, Records
 from capeval_core.inputs.samples import read_written_list
