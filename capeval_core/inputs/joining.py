@@ -57,10 +57,10 @@ def parts_of(name: str) -> NameParts:
     return NameParts(tuple(parts[:-1]), parts[-1]) if parts else NameParts((), name)
 
 
-def agreement(one: Sequence[str], other: Sequence[str]) -> int | None:
+def agreement(folders: Sequence[str], entry_folders: Sequence[str]) -> int | None:
     """In how many folders, from the innermost, two names agree; None where one differs."""
-    shared = min(len(one), len(other))
-    if one[len(one) - shared :] != other[len(other) - shared :]:
+    shared = min(len(folders), len(entry_folders))
+    if folders[len(folders) - shared :] != entry_folders[len(entry_folders) - shared :]:
         return None
     return shared
 
@@ -122,7 +122,7 @@ class Names:
         return [], len(similar)
 
     def _in_same_folder(self, folders: Sequence[str], entries: Sequence[str]) -> list[str]:
-        """Those of the entries whose folders do not differ, and among them those that agree furthest."""
+        """The entries whose folders do not differ, and among them those that agree furthest."""
         if not folders and len(entries) < 2:
             return list(entries)
         agreements: dict[str, int] = {}
@@ -146,11 +146,11 @@ class Names:
             raise refused(
                 f"the id {quoted(image_id)} is ambiguous, it can mean {several}", "write it in full"
             )
-        others = ""
+        present = ""
         if self.entries:
             have = "has" if len(self.entries) == 1 else "have"
-            others = f"; {counted(len(self.entries), 'image')} {have} ({some_of(self.entries)})"
-        raise refused(f"{quoted(image_id)} has no {what}{others}", "add them, or correct the id")
+            present = f"; {counted(len(self.entries), 'image')} {have} ({some_of(self.entries)})"
+        raise refused(f"{quoted(image_id)} has no {what}{present}", "add them, or correct the id")
 
 
 class Folder:
@@ -198,27 +198,24 @@ class Folder:
         return {parts_of(str(self.path.absolute())).last, parts_of(str(self.path.resolve())).last}
 
     def match(
-        self, wanted: Mapping[str, str], problems: Problems, *, absent_too: bool = False
+        self, names_of_ids: Mapping[str, str], problems: Problems, *, absent_too: bool = False
     ) -> dict[str, Path]:
         """The image, or video, of every id by the name that is looked for; note what is missing or ambiguous.
 
         absent_too: unless all are missing, give those that are not there the path where nothing is.
         """
-        matches = {image_id: self.find(name) for image_id, name in wanted.items()}
+        matches = {image_id: self.find(name) for image_id, name in names_of_ids.items()}
         nowhere: dict[str, Path] = {}
         if absent_too and any(matches.values()):
-            absent = [image_id for image_id, entries in matches.items() if not entries]
-            # Where nothing is, be the name that of a file elsewhere.
-            nowhere = {
-                image_id: self.path / wanted[image_id].replace("/", "\N{DIVISION SLASH}")
-                for image_id in absent
-            }
-            matches = {image_id: entries for image_id, entries in matches.items() if entries}
+            for image_id in [image_id for image_id, entries in matches.items() if not entries]:
+                # A name without folders, as the path of a file elsewhere could be one that is there.
+                nowhere[image_id] = self.path / names_of_ids[image_id].replace("/", "\N{DIVISION SLASH}")
+                del matches[image_id]
         like = some_of(self.names.entries[:3]) or some_of(self.deep.entries[:3])
         lacking = f"no {self.medium}; it holds {f'files like {like}' if like else 'no files'}"
         fix = f"an id is the {self.medium}'s file name, its path, or its COCO number"
         for image_id, entries in matches.items():
-            parts = parts_of(wanted[image_id])
+            parts = parts_of(names_of_ids[image_id])
             if not entries and self.is_elsewhere(parts):
                 other = f"{image_id!r} is in the folder {parts.folders[-1]!r}: pass that one"
                 fix = f"{other}; if this one holds the same images, write ids without a folder"
@@ -227,15 +224,15 @@ class Folder:
         refuse_names(self.path, matched.values(), problems)
         return {image_id: self.path / name for image_id, name in matched.items()} | nowhere
 
-    def other_folders(self, wanted: Mapping[str, str], matched: Mapping[str, Path]) -> dict[str, int]:
+    def other_folders(self, names_of_ids: Mapping[str, str], matched: Mapping[str, Path]) -> dict[str, int]:
         """How many ids name a folder in which the file that was taken does not lie, by that folder."""
         counts: defaultdict[str, int] = defaultdict(int)
-        here = parts_of(str(self.path.absolute()))
+        root = parts_of(str(self.path.absolute()))
         for image_id, path in matched.items():
-            folders = parts_of(wanted[image_id]).folders
+            folders = parts_of(names_of_ids[image_id]).folders
             entry = parts_of(str(path.relative_to(self.path)))
-            lies_in = (*here.folders, here.last, *entry.folders)
-            if folders and folders[-1] != lies_in[-1]:
+            folders_of_file = (*root.folders, root.last, *entry.folders)
+            if folders and folders[-1] != folders_of_file[-1]:
                 counts[folders[-1]] += 1
         return dict(counts)
 
@@ -267,14 +264,14 @@ def only_matches(
 
 def names_in(folder: Path, medium: str = "image") -> list[str]:
     """The names of the visible files directly in a folder, and of its folders where one may be a video."""
-    found = []
+    listed = []
     with reading(folder, "folder"), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):  # a link to itself, as broken as one to nothing
                 may_be_video = medium == "video" and entry.is_dir()
                 if not entry.name.startswith(".") and (entry.is_file() or may_be_video):
-                    found.append(entry.name)
-    return found
+                    listed.append(entry.name)
+    return listed
 
 
 def names_below(folder: Path, medium: str = "image") -> Iterator[str]:
