@@ -106,8 +106,7 @@ class TextFile:
             return []
         columns = []
         for name in self._columns_of_unknown_names():
-            # Ratings by an annotator may also differ in each record.
-            if not names.is_rating(name) and self._is_another_word_each(name) and not self.names_files(name):
+            if self._is_another_word_each(name) and not self.names_files(name):
                 columns.append(name)
         return columns
 
