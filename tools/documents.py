@@ -22,7 +22,7 @@ from capeval_core.cli import COMMANDS, main
 from capeval_core.commands.list import advice
 from capeval_core.description import MetricDescription, licence_in_words
 from capeval_core.inputs.names import written_levels
-from capeval_core.inputs.records import forms_read
+from capeval_core.inputs.openers import forms_read
 from capeval_core.judgements.sets import SETS
 from capeval_core.judgements.tables import published
 from capeval_core.kept import write_whole

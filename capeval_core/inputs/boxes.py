@@ -100,22 +100,23 @@ class BoxFeatures:
     def key(self) -> str:
         """The content key."""
         names = [name for name in OPTIONAL if getattr(self, name) is not None]
-        others = f"{self.features.shape} {self.size} {names} {self.selection}"
-        digest = hashlib.blake2b(others.encode(), digest_size=16)
+        description = f"{self.features.shape} {self.size} {names} {self.selection}"
+        digest = hashlib.blake2b(description.encode(), digest_size=16)
         for array in (self.boxes, self.features, self.scores, self.relative_boxes):
             if array is not None:
                 digest.update(np.ascontiguousarray(array).data)
         return f"boxes:{digest.hexdigest()}"
 
     def relative(self) -> _Floats:
-        """`relative_boxes`, or what they are by boxes and size, (n, 6) float32; ValueError without both."""
+        """`relative_boxes`, else computed of boxes and size, (n, 6) float32; ValueError without both."""
         if self.relative_boxes is not None:
             return self.relative_boxes
         if self.size is None:
             fix = "give 'size' (width, height) beside 'boxes', or 'relative_boxes' (n, 6)"
             raise ValueError(f"the image's size is missing, which positions of boxes are relative to: {fix}")
-        both: _Floats = np.concatenate([self.boxes, self.boxes[:, 2:] - self.boxes[:, :2]], axis=1)
-        return np.divide(both, [*self.size] * 3, dtype=np.float32)
+        extents = self.boxes[:, 2:] - self.boxes[:, :2]
+        corners_and_extents: _Floats = np.concatenate([self.boxes, extents], axis=1)
+        return np.divide(corners_and_extents, [*self.size] * 3, dtype=np.float32)
 
     def first(self, n: int) -> BoxFeatures:
         """The first n boxes with all that belongs to them; warns where that leaves out better ones."""
@@ -124,14 +125,20 @@ class BoxFeatures:
         if self.scores is not None and (self.scores[n:].max() > self.scores[:n]).any():
             fix = "sort them, best first, unless their order is meant"
             warn(f"boxes are not sorted by score, and the first are kept, as the published rule does: {fix}")
-        arrays = {name: getattr(self, name) for name in _SHAPES}
-        return replace(self, **{name: array[:n] for name, array in arrays.items() if array is not None})
+        arrays: dict[str, Any] = {}
+        for name in _SHAPES:
+            array = getattr(self, name)
+            if array is not None:
+                arrays[name] = array[:n]
+        return replace(self, **arrays)
 
     def check_width(self, width: int) -> None:
         """Raise ValueError unless each feature has that many numbers."""
         if self.features.shape[1] != width:
-            found = f"its features have {self.features.shape[1]:,} numbers each, the network takes {width:,}"
-            raise ValueError(f"{found}: give features of the detector that the network was trained with")
+            problem = (
+                f"its features have {self.features.shape[1]:,} numbers each, the network takes {width:,}"
+            )
+            raise ValueError(f"{problem}: give features of the detector that the network was trained with")
 
 
 @dataclass(eq=False, slots=True)
@@ -153,14 +160,14 @@ class Boxes(Source[BoxFeatures]):
     def decode(self, reduced: bool = False) -> BoxFeatures:
         try:
             with damage():
-                found = checked(self.read())
+                boxes = checked(self.read())
         except ImageError as error:
             (problem,) = error.problems
             if self.origin not in problem.found:
                 error.problems[0] = problem._replace(found=f"{self.origin}: {problem.found}")
             raise
-        self._key = self._key or found.key
-        return found
+        self._key = self._key or boxes.key
+        return boxes
 
 
 InputBoxes = Visual[BoxFeatures]
@@ -192,63 +199,94 @@ def boxes_of(value: Any, where: str = "boxes") -> InputBoxes:
 
 def checked(arrays: Mapping[str, Any]) -> BoxFeatures:
     """Arrays that fit each other, as box features."""
-    given = {RELEASED.get(name, name): name for name in reversed(NAMES) if arrays.get(name) is not None}
-    if "features" not in given or given.keys().isdisjoint(("boxes", "relative_boxes")):
-        keys = ", ".join(map(repr, list(arrays)[:5])) or "none"
-        raise refused(f"boxes or features are missing among the keys {keys}", f"expected {_ACCEPTED}")
-    for key in arrays:
-        if key not in NAMES and isinstance(key, str) and (hint := did_you_mean(key, NAMES, closeness=0.85)):
-            raise refused(f"there is {quoted(key)}, which is not known{hint}")
-    found = {name: _numbers(given[name], arrays[given[name]], name) for name in _SHAPES if name in given}
-    size = _size_of(arrays["size"]) if "size" in given else None
-    relative, scores = found.get("relative_boxes"), found.get("scores")
-    if relative is not None and "boxes" not in found:
-        found["boxes"] = relative[:, :4] * np.array([*(size or (1, 1))] * 2, dtype=np.float32)
-    boxes, features = found["boxes"], found["features"]
+    keys: dict[str, str] = {}  # under which key each of our names is given; ours before those of releases
+    for key in reversed(NAMES):
+        if arrays.get(key) is not None:
+            keys[RELEASED.get(key, key)] = key
+    if "features" not in keys or keys.keys().isdisjoint(("boxes", "relative_boxes")):
+        listed = ", ".join(map(repr, list(arrays)[:5])) or "none"
+        raise refused(f"boxes or features are missing among the keys {listed}", f"expected {_ACCEPTED}")
+    _refuse_misspelt(arrays)
+    numbers = {name: _numbers(keys[name], arrays[keys[name]], name) for name in _SHAPES if name in keys}
+    size = _size_of(arrays["size"]) if "size" in keys else None
+    relative = numbers.get("relative_boxes")
+    if relative is not None and "boxes" not in numbers:
+        numbers["boxes"] = relative[:, :4] * np.array([*(size or (1, 1))] * 2, dtype=np.float32)
+    boxes = numbers["boxes"]
+    features = numbers["features"]
     if not 1 <= len(boxes) <= MOST_BOXES or not 1 <= features.shape[1] <= _WIDEST:
-        wrong = f"there are {len(boxes) or 'no'} boxes, with {features.shape[1]:,} numbers each"
-        raise refused(wrong, f"expected 1 to {MOST_BOXES:,} boxes with at most {_WIDEST:,} numbers")
-
-    def check(name: str, bad: Any, expected: str) -> None:
-        """Refuse the first row of an array that is bad."""
-        if bad.any():
-            row = int(np.argwhere(bad)[0, 0])
-            raise refused(f"is {found[name][row].tolist()}", f"expected {expected}", index=(given[name], row))
-
-    for name, array in found.items():
+        problem = f"there are {len(boxes) or 'no'} boxes, with {features.shape[1]:,} numbers each"
+        raise refused(problem, f"expected 1 to {MOST_BOXES:,} boxes with at most {_WIDEST:,} numbers")
+    for name, array in numbers.items():
         if len(array) != len(boxes):
-            wrong = f"there are {len(boxes)} boxes but {len(array)} rows"
-            raise refused(wrong, "give every box its own", index=(given[name],))
+            problem = f"there are {len(boxes)} boxes but {len(array)} rows"
+            raise refused(problem, "give every box its own", index=(keys[name],))
+    _check_ranges(numbers, keys, size)
+    selection = _selection_of(arrays["selection"]) if "selection" in keys else None
+    return BoxFeatures(boxes, features, size, numbers.get("scores"), relative, selection)
+
+
+def _refuse_misspelt(arrays: Mapping[str, Any]) -> None:
+    """Refuse a key that is nearly one that is known."""
+    for key in arrays:
+        if key not in NAMES and isinstance(key, str):
+            hint = did_you_mean(key, NAMES, closeness=0.85)
+            if hint:
+                raise refused(f"there is {quoted(key)}, which is not known{hint}")
+
+
+def _check_ranges(
+    numbers: Mapping[str, _Floats], keys: Mapping[str, str], size: tuple[int, int] | None
+) -> None:
+    """Refuse the first row of scores or boxes outside their range, or of boxes that contradict others."""
+
+    def check(name: str, is_bad: NDArray[np.bool_], expected: str) -> None:
+        if is_bad.any():
+            row = int(np.argwhere(is_bad)[0, 0])
+            raise refused(
+                f"is {numbers[name][row].tolist()}", f"expected {expected}", index=(keys[name], row)
+            )
+
+    scores = numbers.get("scores")
     if scores is not None:
         check("scores", (scores < 0) | (scores > 1 + 1e-6), "probabilities, from 0 to 1")
+    relative = numbers.get("relative_boxes")
     if relative is not None:
-        outside = (relative < -_ROUNDED) | (relative > 1 + _ROUNDED)
-        odd = np.abs(relative[:, 2:4] - relative[:, :2] - relative[:, 4:]) > _ROUNDED
-        check("relative_boxes", outside, "shares of the image's width and height, from 0 to 1")
-        check("relative_boxes", odd, "x0, y0, x1, y1, width, height, and width = x1 - x0")
-    if "boxes" in given:
-        most = np.inf if size is None else np.add(size, max(1, _MARGIN * max(size)))
-        outside = (boxes[:, :2] < -1) | (boxes[:, 2:] > most)  # corners count from 0 or from 1
-        image = "the image" if size is None else f"an image of {size[0]}x{size[1]}"
-        check("boxes", boxes[:, 2:] < boxes[:, :2], "x0, y0, x1, y1; of a width make x0 + width")
-        check("boxes", outside, f"pixels of {image}, from 0")
-    if "boxes" in given and size is not None:
-        whole = np.array([*size, *size], dtype=np.float32)
-        if relative is not None:
-            other = np.abs(relative[:, :4] * whole - boxes) > _ROUNDED * whole + 1
-            check("relative_boxes", other, f"shares of {size} of the boxes in pixels")
-        if min(size) > 2 and 0 < boxes.max() <= 1 + _ROUNDED:
-            wrong = "no box reaches beyond the first pixel of the image, so these are shares of its sides"
-            fix = 'multiply them by its width and height, or give them as "relative_boxes" (n, 6)'
-            raise refused(wrong, fix, index=("boxes",))
-    selection = np.asarray(arrays["selection"]) if "selection" in given else None
-    if selection is not None and (selection.dtype.kind != "U" or selection.ndim or len(str(selection)) > 100):
-        raise refused(f"is {described(arrays['selection'])}", "expected a short text", index=("selection",))
-    return BoxFeatures(boxes, features, size, scores, relative, None if selection is None else str(selection))
+        is_outside = (relative < -_ROUNDED) | (relative > 1 + _ROUNDED)
+        is_odd = np.abs(relative[:, 2:4] - relative[:, :2] - relative[:, 4:]) > _ROUNDED
+        check("relative_boxes", is_outside, "shares of the image's width and height, from 0 to 1")
+        check("relative_boxes", is_odd, "x0, y0, x1, y1, width, height, and width = x1 - x0")
+    if "boxes" not in keys:
+        return
+    boxes = numbers["boxes"]
+    most = np.inf if size is None else np.add(size, max(1, _MARGIN * max(size)))
+    is_outside = (boxes[:, :2] < -1) | (boxes[:, 2:] > most)  # corners count from 0 or from 1
+    image = "the image" if size is None else f"an image of {size[0]}x{size[1]}"
+    check("boxes", boxes[:, 2:] < boxes[:, :2], "x0, y0, x1, y1; of a width make x0 + width")
+    check("boxes", is_outside, f"pixels of {image}, from 0")
+    if size is None:
+        return
+    sides = np.array([*size, *size], dtype=np.float32)
+    if relative is not None:
+        is_off = np.abs(relative[:, :4] * sides - boxes) > _ROUNDED * sides + 1
+        check("relative_boxes", is_off, f"shares of {size} of the boxes in pixels")
+    if min(size) > 2 and 0 < boxes.max() <= 1 + _ROUNDED:
+        problem = "no box reaches beyond the first pixel of the image, so these are shares of its sides"
+        fix = 'multiply them by its width and height, or give them as "relative_boxes" (n, 6)'
+        raise refused(problem, fix, index=("boxes",))
 
 
-def _numbers(given: str, value: Any, name: str) -> _Floats:
-    with images.within("", given):
+def _selection_of(value: object) -> str:
+    """The name of a rule. Raises ImageError."""
+    selection = np.asarray(value)
+    if selection.dtype.kind != "U" or selection.ndim or len(str(selection)) > 100:
+        raise refused(f"is {described(value)}", "expected a short text", index=("selection",))
+    return str(selection)
+
+
+def _numbers(key: str, value: Any, name: str) -> _Floats:
+    """The numbers under a key, in the shape of the array of that name. Raises ImageError."""
+    with images.within("", key):
         try:
             array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
         except ValueError as error:  # of ragged lists
@@ -260,13 +298,15 @@ def _numbers(given: str, value: Any, name: str) -> _Floats:
             raise refused(f"the array has shape {array.shape}", f"expected {_SHAPES[name]}")
         with np.errstate(over="ignore"):
             numbers = array.astype(np.float32)
-        if len(bad := np.argwhere(~np.isfinite(numbers))):
-            found = f"the array has NaN or infinity, first at {bad[0].tolist()}"
-            raise refused(found, "leave such boxes out")
+        not_finite = np.argwhere(~np.isfinite(numbers))
+        if len(not_finite):
+            problem = f"the array has NaN or infinity, first at {not_finite[0].tolist()}"
+            raise refused(problem, "leave such boxes out")
         return numbers
 
 
-def _size_of(value: Any) -> tuple[int, int]:
+def _size_of(value: object) -> tuple[int, int]:
+    """The width and height of an image. Raises ImageError."""
     sides = np.asarray(value)
     numbers = sides.tolist() if sides.dtype.kind in "fiu" and sides.shape == (2,) else (0, 0)
     if not all(1 <= side <= _LONGEST_SIDE and side == int(side) for side in numbers):
@@ -342,7 +382,7 @@ class BoxFeatureStore(ABC):
         return Boxes(partial(self.arrays, image_id), f"{image_id!r} of {self.path}")
 
     def find(self, image_id: str) -> Source[BoxFeatures]:
-        """Those of an id, however it is written; a path is looked up by its last part."""
+        """Boxes by image id, in any spelling; a path is looked up by its last part."""
         return self.source(self._names.only(image_id, f"box features in {self.path}"))
 
 
@@ -351,9 +391,10 @@ def id_of(image: Any) -> str:
     if isinstance(image, Visual) and isinstance(image.source, images.File) and image.source.on_disk:
         return image.source.path
     if isinstance(image, (str, os.PathLike)):
-        if name := os.fsdecode(image):
-            return name
-        raise refused("is an empty id", "write the image's id")
+        name = os.fsdecode(image)
+        if not name:
+            raise refused("is an empty id", "write the image's id")
+        return name
     if isinstance(image, Integral) and not isinstance(image, bool):
         return str(int(image))
     value = image.name if isinstance(image, Visual) else described(image)
@@ -369,7 +410,7 @@ _IMAGE = "image"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What made the files of a folder; `selection`: the rule of which boxes are kept."""
+    """The network that made the files of a folder; `selection`: the rule of which boxes are kept."""
 
     encoder: str
     selection: str
@@ -385,10 +426,11 @@ class Manifest:
         path = folder / MANIFEST
         if not path.exists():
             return None
-        content, names = load_json(path), [spec.name for spec in fields(cls)]
+        content = load_json(path)
+        names = [spec.name for spec in fields(cls)]
         if not isinstance(content, dict) or content.get("format") != 1 or not content.keys() >= {*names}:
-            found = f"is no file of `capeval regions` of this version (format 1: {', '.join(names)})"
-            raise file_error(path, found, "name another folder, or delete that file")
+            problem = f"is no file of `capeval regions` of this version (format 1: {', '.join(names)})"
+            raise file_error(path, problem, "name another folder, or delete that file")
         return cls(*(str(content[name]) for name in names))
 
 
@@ -414,10 +456,10 @@ class _Files(BoxFeatureStore):
         return self.manifest, [(one, path.stat().st_size) for one, path in sorted(self.entries.items())]
 
 
-def npz_bytes(found: BoxFeatures, image_key: str) -> bytes:
+def npz_bytes(boxes: BoxFeatures, image_key: str) -> bytes:
     """The content of such a file, exact, with the content key of the image that the boxes are of."""
-    given = {**vars(found), _IMAGE: np.array(image_key)}
-    arrays: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    arrays: dict[str, Any] = {name: value for name, value in vars(boxes).items() if value is not None}
+    arrays[_IMAGE] = np.array(image_key)
     file = BytesIO()
     np.savez(file, **arrays)
     return file.getvalue()
@@ -449,8 +491,8 @@ if hasattr(os, "register_at_fork"):  # a child begins with no LMDB open, and doe
 def _databases_at(path: Path) -> list[Path]:
     """The data files of the database that a path is, or of those in the subfolders of a folder."""
     if path.is_dir():
-        own = path / "data.mdb"
-        return [own] if own.is_file() else sorted(path.glob("*/data.mdb"))
+        data = path / "data.mdb"
+        return [data] if data.is_file() else sorted(path.glob("*/data.mdb"))
     if not path.is_file():  # it could block for ever
         return []
     with path.open("rb") as file:

@@ -38,11 +38,13 @@ from capeval_core.inputs.videos import video_source
 from capeval_core.limits import LIMITS
 
 _Process = subprocess.Popen[bytes]
+_Request = tuple[str, bytes | None, bool]
+"""The path and the bytes of a file of an image, and whether it is turned upright."""
 # Not `-m`: that looks for modules in the current folder first, which may hold what a user has downloaded.
 _PROGRAM = "import sys; sys.path[:] = sys.argv[{}:]; from capeval_core.inputs import decoders; decoders.{}()"
 _READY = b"capeval decodes\n"
-"""What stdout begins with, after what Python prints where it is set up to."""
-_MOST = 1024  # processes: more threads than that do not ask
+"""The first line on stdout, after what Python prints where it is set up to."""
+_MOST_PROCESSES = 1024  # more threads than that do not ask
 
 
 class Decoders:
@@ -50,53 +52,60 @@ class Decoders:
 
     def __init__(self, number: int) -> None:
         self._idle: LifoQueue[_Process | None] = LifoQueue()
-        for _ in range(min(number, _MOST)):
+        for _ in range(min(number, _MOST_PROCESSES)):
             self._idle.put(None)  # not started
         self._owner = os.getpid()
 
     def pixels(
         self, sources: Sequence[Source[Any]], size: int, method: Image.Resampling
     ) -> list[NDArray[np.uint8] | None]:
-        """What `square_pixels` gives of each image, whose traits are known then; None: not decoded."""
+        """The result of `square_pixels` for each image, whose traits are known then; None: not decoded."""
         return self._ask(sources, (size, method))
 
     def unsound(self, sources: Sequence[Source[Any]]) -> list[Source[Any]]:
         """The images that were not found to be sound; keys and traits of the others are known then."""
-        keys = self._ask(sources, None)
-        for source, key in zip(sources, keys, strict=True):
-            source._key = key or source._key
-        return [source for source, key in zip(sources, keys, strict=True) if key is None]
+        unsound = []
+        for source, key in zip(sources, self._ask(sources, None), strict=True):
+            if key is None:
+                unsound.append(source)
+            else:
+                source._key = key
+        return unsound
 
     def _ask(self, sources: Sequence[Source[Any]], square: tuple[int, Image.Resampling] | None) -> list[Any]:
         """The key, or the pixels, of each image that is a file; None where there is no answer."""
         answers: list[Any] = [None] * len(sources)
-        stored = [source.source if isinstance(source, Upright) else source for source in sources]
-        files = {i: source for i, source in enumerate(stored) if isinstance(source, File)}
+        files: dict[int, File] = {}
+        for i, source in enumerate(sources):
+            file = source.source if isinstance(source, Upright) else source
+            if isinstance(file, File):
+                files[i] = file
         if not files or os.getpid() != self._owner:  # a fork would share the pipes
             return answers
-        process, sound = self._idle.get(), False
+        process = self._idle.get()
+        is_complete = False
         try:
             process = process or _started()
             assert process.stdin is not None and process.stdout is not None
-            here = os.getcwd()  # noqa: PTH109  (which may be another folder there)
-            sent = [
-                (os.path.join(here, file.path), file.data, isinstance(sources[i], Upright))  # noqa: PTH118
-                for i, file in files.items()
-            ]
-            limits = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
-            pickle.dump((sent, square, *limits), process.stdin)
+            folder = os.getcwd()  # noqa: PTH109  (which may be another one there)
+            requests: list[_Request] = []
+            for i, file in files.items():
+                path = os.path.join(folder, file.path)  # noqa: PTH118
+                requests.append((path, file.data, isinstance(sources[i], Upright)))
+            limits = (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES)
+            pickle.dump((requests, square, *limits), process.stdin)
             process.stdin.flush()
             for i, answer in zip(files, pickle.load(process.stdout), strict=True):
                 if answer is not None:
                     answers[i], sources[i].traits = answer
-            sound = True
+            is_complete = True
         except (OSError, ValueError, EOFError, pickle.UnpicklingError) as error:
-            found = f"a process that decodes images could not be used ({short_reason(error)})"
-            warn(f"{found}: this one decodes what was asked of it")
+            problem = f"a process that decodes images could not be used ({short_reason(error)})"
+            warn(f"{problem}: this one decodes what was asked of it")
         finally:  # instead of one that was stopped within an answer, another is started for the next request
-            if not sound:
+            if not is_complete:
                 _end(process)
-            self._idle.put(process if sound else None)
+            self._idle.put(process if is_complete else None)
         return answers
 
     def close(self) -> None:
@@ -124,8 +133,8 @@ def _started() -> _Process:
 def _import_path() -> list[str]:
     """Where this process finds modules, without the current folder; first this package if it is not there."""
     folders = [folder for folder in sys.path if isinstance(folder, str) and os.path.isabs(folder)]  # noqa: PTH117
-    own = str(Path(__file__).parents[2])
-    return folders if own in folders else [own, *folders]
+    package_folder = str(Path(__file__).parents[2])
+    return folders if package_folder in folders else [package_folder, *folders]
 
 
 def _end(process: _Process | None) -> None:
@@ -151,16 +160,16 @@ def main() -> None:
         answers.flush()
         with suppress(EOFError, BrokenPipeError):
             while True:
-                given, square, Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = pickle.load(
-                    sys.stdin.buffer
-                )
-                pickle.dump([_answer(one, square) for one in given], answers)
+                requests, square, most_pixels, load_truncated = pickle.load(sys.stdin.buffer)
+                Image.MAX_IMAGE_PIXELS = most_pixels
+                ImageFile.LOAD_TRUNCATED_IMAGES = load_truncated
+                pickle.dump([_answer(request, square) for request in requests], answers)
                 answers.flush()
 
 
-def _answer(given: tuple[str, bytes | None, bool], square: tuple[int, Image.Resampling] | None) -> Any:
+def _answer(request: _Request, square: tuple[int, Image.Resampling] | None) -> Any:
     """The key, or the pixels, of an image, with its traits; None where it cannot be decoded."""
-    path, data, upright = given
+    path, data, upright = request
     file = File(path, data)
     source = Upright(file) if upright else file
     try:
@@ -177,15 +186,16 @@ def _answer(given: tuple[str, bytes | None, bool], square: tuple[int, Image.Resa
 
 def frames_within_limits(path: Path, medium: str) -> int:
     """The number of frames of a video, 1 of an image, read whole by another process. Raises InputError."""
-    asked = json.dumps([str(path), medium, vars(LIMITS)])
-    command = [sys.executable, "-c", _PROGRAM.format(2, "measure"), asked, *_import_path()]
+    request = json.dumps([str(path), medium, vars(LIMITS)])
+    command = [sys.executable, "-c", _PROGRAM.format(2, "measure"), request, *_import_path()]
     try:
         answer = subprocess.run(command, capture_output=True, timeout=LIMITS.page_seconds).stdout
     except subprocess.TimeoutExpired:
         answer = b""
     if not answer:  # stopped by a limit, or by a decoder that broke
-        found = f"cannot be read in {LIMITS.page_seconds:g} s and {LIMITS.page_memory >> 20:,} MB of memory"
-        raise InputError(Problem(f"the {medium}", found, "save it again, or make it smaller"))
+        bounds = f"{LIMITS.page_seconds:g} s and {LIMITS.page_memory >> 20:,} MB of memory"
+        fix = "save it again, or make it smaller"
+        raise InputError(Problem(f"the {medium}", f"cannot be read in {bounds}", fix))
     frames, *problem = json.loads(answer)
     if problem:
         raise InputError(Problem(f"the {medium}", *problem))
@@ -202,10 +212,13 @@ def measure() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (int(limits["page_seconds"]) + 1,) * 2)
     Image.MAX_IMAGE_PIXELS = limits["page_image_pixels"]
     try:
-        given = {"bytes": Path(path).read_bytes(), "path": Path(path).name}
-        frames = pixels = 0
-        for image in video_source(given) if medium == "video" else [image_source(given).decode()]:
-            frames, pixels = frames + 1, pixels + image.width * image.height
+        content = {"bytes": Path(path).read_bytes(), "path": Path(path).name}
+        images = video_source(content) if medium == "video" else [image_source(content).decode()]
+        frames = 0
+        pixels = 0
+        for image in images:
+            frames += 1
+            pixels += image.width * image.height
             if frames > limits["page_frames"] or pixels > limits["page_pixels"]:
                 most = f"{limits['page_frames']:,} frames or {limits['page_pixels'] / 1e6:,.0f} megapixels"
                 raise InputError(Problem("", f"has more than {most}", "cut it or scale it down"))

@@ -35,9 +35,9 @@ def bare(name: str, medium: str | None = None) -> str:
     return stem if extension.lower() in extensions else name
 
 
-def some_of(given: Iterable[str]) -> str:
+def some_of(texts: Iterable[str]) -> str:
     """The first five of these names."""
-    names = list(given)
+    names = list(texts)
     return ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
 
 
@@ -53,8 +53,8 @@ def reading(path: Path, kind: str = "file", fix: str = "") -> Iterator[None]:
     except FileError:
         raise
     except (FileNotFoundError, ValueError):  # no path has a NUL character
-        beside = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise file_error(path, f"there is no such {kind}{did_you_mean(path.name, beside)}", fix) from None
+        siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise file_error(path, f"there is no such {kind}{did_you_mean(path.name, siblings)}", fix) from None
     except OSError as error:
         raise file_error(path, f"cannot be read ({error.strerror})") from None
 
@@ -82,9 +82,9 @@ def decoded(path: Path, data: bytes) -> str:
     try:
         return data.decode(encoding_of(data))
     except UnicodeDecodeError as error:
-        found = f"is not a text in {error.encoding.upper()} ({error.reason} at position {error.start})"
+        problem = f"is not a text in {error.encoding.upper()} ({error.reason} at position {error.start})"
         fix = "save it as UTF-8; if it is Latin-1: iconv -f latin1 -t utf8 FILE"
-        raise file_error(path, found, fix) from None
+        raise file_error(path, problem, fix) from None
 
 
 def encoding_of(data: bytes) -> str:
@@ -104,14 +104,15 @@ def parsed(path: Path, text: str, first_line: int = 1) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
         if len(result) < len(pairs):
-            repeated.extend(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+            counts = Counter(key for key, _ in pairs)
+            repeated.extend(key for key, count in counts.items() if count > 1)
         return result
 
     try:
         content = json.loads(text, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
-        found = f"not JSON (line {first_line + error.lineno - 1}, column {error.colno}: {error.msg})"
-        raise file_error(path, found, _fix_of(text, error)) from None
+        problem = f"not JSON (line {first_line + error.lineno - 1}, column {error.colno}: {error.msg})"
+        raise file_error(path, problem, _fix_of(text, error)) from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
         raise file_error(path, f"JSON that cannot be read ({error})") from None
     if repeated:
@@ -121,12 +122,14 @@ def parsed(path: Path, text: str, first_line: int = 1) -> Any:
 
 
 def _fix_of(text: str, error: json.JSONDecodeError) -> str:
-    """What to do about a text that is not JSON."""
+    """The advice about a text that is not JSON."""
     before = text[: error.pos].rstrip()[-1:]
     after = text[error.pos :].lstrip()[:1]
-    if (before == "," and after in ("]", "}")) or (
-        after == "," and text[error.pos + 1 :].lstrip()[:1] in ("]", "}")
-    ):
+    # Python names the comma or the bracket, by its version.
+    if after == ",":
+        before = after
+        after = text[error.pos + 1 :].lstrip()[:1]
+    if before == "," and after in ("]", "}"):
         return "remove the comma before the closing bracket"
     if re.match(r"\s*[\[{(]\s*(\{\s*)?'", text):
         return "it was written by str() or repr() of Python: write it with json.dumps(...)"

@@ -1,4 +1,4 @@
-"""Images, from wherever they lie: lazy, checked, and keyed by their content.
+"""Images from any source: lazy, checked, and keyed by their content.
 
 A visual is a place in the input (`images[17]`) and a `Source`, which visuals of one content share. A file is
 decoded as `PIL.Image.open` does: in its own mode, without regard to its EXIF orientation unless it is within
@@ -30,18 +30,22 @@ from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 from capeval_core.errors import InputError, Kind, Problem, Problems, at, described
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
-"""What is opened, in Pillow's names; JPEG brings MPO, and HEIF is there where `pillow_heif` registered it.
-Everything else is left out: EPS starts Ghostscript, WMF the system's renderer; ICO and PSD hold several
+"""The formats that are opened, in Pillow's names; JPEG brings MPO, HEIF is one where `pillow_heif` registered
+it. Everything else is left out: EPS starts Ghostscript, WMF the system's renderer; ICO and PSD hold several
 images; TGA has no signature; the rest is rare, and one more parser that a hostile file can reach."""
 OPENED = "JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, JPEG 2000 and AVIF"
-_STEEPEST = 200  # longer / shorter side; scaling the shorter side to a model's input size would explode
+_MAX_ASPECT_RATIO = (
+    200  # longer / shorter side; scaling the shorter side to a model's input size would explode
+)
 _BOMB = "scale it down, or raise Pillow's limit, PIL.Image.MAX_IMAGE_PIXELS, if you trust the image"
 LONGEST_FILE = 2**30  # bytes; what is longer is a video or a disk image, and would be read into memory
 BYTES = (bytes, bytearray, memoryview)
 _digest = partial(hashlib.blake2b, digest_size=16)
 _ROUNDING = 1e-5  # how far beyond [0, 1] float arithmetic may carry a pixel
-TURNED, DEEP = "turned", "deep"
-"""Traits of an image: its EXIF orientation turns it; Pillow reads the upper 8 bits of its channels alone."""
+TURNED = "turned"
+"""Trait of an image that its EXIF orientation turns."""
+DEEP = "deep"
+"""Trait of an image of whose channels Pillow reads the upper 8 bits alone."""
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -51,7 +55,7 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What makes an image upright, by its EXIF orientation; 1 is upright."""
+"""The transposition that makes an image upright, by its EXIF orientation; 1 is upright."""
 URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|data:image/")
 _ACCEPTED = (
     "a path (str or PathLike), bytes, a PIL image, a numpy array, a torch tensor or "
@@ -76,7 +80,10 @@ class ImageError(InputError):
 def refused(
     found: str, fix: str = "", *, index: tuple[int | str, ...] = (), kind: Kind = ImageError
 ) -> ImageError:
-    """Why a value is no visual, before its place in the input is known; index: where in the value."""
+    """The error about a value that is not a visual, before its place in the input is known.
+
+    index: where in the value.
+    """
     error = ImageError(Problem("", found, fix, kind))
     error.index = index
     return error
@@ -95,7 +102,7 @@ def within(argument: str, *steps: int | str) -> Iterator[None]:
 
 
 def short_reason(error: BaseException) -> str:
-    """What a library says of damage, in one line."""
+    """A library's message about damage, in one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
@@ -108,7 +115,7 @@ def quoted(path: str) -> str:
 
 @dataclass(eq=False, slots=True)
 class Source(ABC, Generic[Loaded]):
-    """What visuals of one content share. The key is kept, bytes and pixels are not.
+    """The content of visuals that share it. The key is kept, bytes and pixels are not.
 
     traits: of an image that has been decoded, what a user may want to know of it: `TURNED`, `DEEP`.
     """
@@ -293,7 +300,7 @@ def in_rgb(image: InputImage) -> InputImage:
 
 @dataclass(eq=False, slots=True)
 class Texts(Source[Any]):
-    """What an image is to a metric on texts alone: its references, which group its captions, and its id."""
+    """A stand-in image for metrics on texts alone: its references, which group its captions, and its id."""
 
     texts: Sequence[str]
     image_id: str | None = None
@@ -304,7 +311,10 @@ class Texts(Source[Any]):
         return f"the image with {len(self.texts)} references"
 
     def compute_key(self) -> str:
-        content = json.dumps([*([] if self.image_id is None else [self.image_id]), *self.texts])
+        texts = list(self.texts)
+        if self.image_id is not None:
+            texts.insert(0, self.image_id)
+        content = json.dumps(texts)
         return "references:" + _digest(content.encode()).hexdigest()
 
     def decode(self, reduced: bool = False) -> Any:
@@ -330,8 +340,8 @@ def content_of_dict(value: Mapping[Any, Any]) -> tuple[str, bytes | None]:
     data: Any = value.get("bytes")
     path: Any = value.get("path")
     if data is None and path is None:
-        found = ", ".join(map(repr, list(value)[:5])) or "no key"
-        raise refused(f'a dict needs "bytes" or "path", and neither None, found {found}')
+        keys = ", ".join(map(repr, list(value)[:5])) or "no key"
+        raise refused(f'a dict needs "bytes" or "path", and neither None, found {keys}')
     if data is not None and not isinstance(data, BYTES):
         raise refused(f"is {described(data)}", "expected bytes or None", index=("bytes",), kind=TypeError)
     if path is not None and not isinstance(path, (str, os.PathLike)):
@@ -370,11 +380,13 @@ class File(Source[Any]):
 def read_file(path: str, content: str = "image") -> bytes:
     """The bytes of a regular file that is not empty and not too long."""
     with open_file(path, content) as file:
-        if (size := os.fstat(file.fileno()).st_size) > LONGEST_FILE:
+        size = os.fstat(file.fileno()).st_size
+        if size > LONGEST_FILE:
             raise refused(f"{quoted(path)} has {size:,} bytes", f"too many for one {content}")
-        if data := file.read():
-            return data
-        raise refused(f"{quoted(path)} is empty (zero bytes)")
+        data = file.read()
+        if not data:
+            raise refused(f"{quoted(path)} is empty (zero bytes)")
+        return data
 
 
 @contextmanager
@@ -409,14 +421,14 @@ def _decoding(name: str, fix: str = "") -> Iterator[None]:
     except ImageError:
         raise
     except UnidentifiedImageError:
-        found = f"{name} is not an image in the formats that are opened, or its header is cut off"
-        raise refused(found, f"convert it to one of {OPENED}") from None
+        problem = f"{name} is not an image in the formats that are opened, or its header is cut off"
+        raise refused(problem, f"convert it to one of {OPENED}") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise refused(f"{name} is too large to trust ({short_reason(error)})", _BOMB) from None
     except Exception as error:  # Pillow's plugins raise whatever their parsing trips over
         reason = short_reason(error)
-        cut = "truncated" in reason.lower() or isinstance(error, EOFError)
-        reason = "truncated" if cut else f"truncated or damaged: {reason}"
+        is_cut_off = "truncated" in reason.lower() or isinstance(error, EOFError)
+        reason = "truncated" if is_cut_off else f"truncated or damaged: {reason}"
         raise refused(f"cannot decode {name} ({reason})", fix) from None
 
 
@@ -434,19 +446,25 @@ def _decode(data: bytes, name: str, reduced: bool) -> tuple[Image.Image, frozens
 
 def _load(image: Image.Image) -> frozenset[str]:
     """Load an image; its traits."""
-    deep = is_deep(image)  # which shows in what is still to be read
+    traits = set()
+    if is_deep(image):  # which shows in what is still to be read
+        traits.add(DEEP)
     image.load()
-    turned = _orientation(image) in _TURNS
-    return frozenset(name for name, holds in ((DEEP, deep), (TURNED, turned)) if holds)
+    if _orientation(image) in _TURNS:
+        traits.add(TURNED)
+    return frozenset(traits)
 
 
 def is_deep(image: Image.Image) -> bool:
     """Whether Pillow will make 8 bits of channels of 16, as it does of colours in PNG, TIFF and PPM."""
     for tile in getattr(image, "tile", None) or ():
-        form, depth = (*tile[3], None)[:2] if isinstance(tile[3], tuple) else (tile[3], None)
-        if isinstance(form, str) and ";16" in form:
+        # The arguments of a decoder begin with the raw mode; those of PPM go on with the highest value.
+        arguments = tile[3] if isinstance(tile[3], tuple) else (tile[3],)
+        raw_mode = arguments[0] if arguments else None
+        if isinstance(raw_mode, str) and ";16" in raw_mode:
             return True
-        if tile[0].startswith("ppm") and isinstance(depth, int) and depth > 255:
+        highest = arguments[1] if len(arguments) > 1 else None
+        if tile[0].startswith("ppm") and isinstance(highest, int) and highest > 255:
             return True
     return False
 
@@ -460,11 +478,20 @@ def _without_scan(data: bytes) -> bytes | None:
     """A JPEG that decodes exactly if this one does, in a tenth of the time; None where there is none."""
     # In the one scan of a sequential JPEG libjpeg finds no error: it warns and goes on with grey. So where
     # the next marker behind the scan is the end of the image, the scan can be left out.
-    kinds, end = b"", 2
-    while not kinds.endswith(b"\xda") and (segment := _SEGMENT.match(data, end)):
-        kinds, end = kinds + segment[1], end + 2 + int.from_bytes(segment[2], "big")
-    behind = _SCAN_END.search(data, end) if data[:2] == b"\xff\xd8" and _SEQUENTIAL.fullmatch(kinds) else None
-    if behind is None or behind[1] != b"\xd9" or b"MPF\0" in data[:end]:  # that one says where others lie
+    if data[:2] != b"\xff\xd8":
+        return None
+    kinds = b""
+    end = 2
+    while not kinds.endswith(b"\xda"):
+        segment = _SEGMENT.match(data, end)
+        if segment is None:
+            break
+        kinds += segment[1]
+        end += 2 + int.from_bytes(segment[2], "big")
+    if not _SEQUENTIAL.fullmatch(kinds) or b"MPF\0" in data[:end]:  # MPF says where further images are
+        return None
+    marker = _SCAN_END.search(data, end)
+    if marker is None or marker[1] != b"\xd9":
         return None
     return data[:end] + b"\xff\xd9"
 
@@ -474,13 +501,15 @@ def _refuse_unfit(image: Image.Image, name: str) -> None:
     form = image.format
     unread = bool(getattr(image, "tile", None)) or isinstance(image, ImageFile.StubImageFile)
     if isinstance(image, ImageFile.ImageFile) and unread and form not in (None, "MPO", *FORMATS):
-        found = f"{name} is in the format {form}, which is not opened"
-        raise refused(found, f"convert it to one of {OPENED}, or .load() it first")
+        problem = f"{name} is in the format {form}, which is not opened"
+        raise refused(problem, f"convert it to one of {OPENED}, or .load() it first")
     refuse_size(*image.size, name)
     if image.mode in ("I", "F") or image.mode.startswith("I;"):
         content = "floats" if image.mode == "F" else "more than 8 bits"
-        found = f"{name} has {content} per channel (mode {image.mode}), and does not say which is white"
-        raise refused(found, "scale it to 8 bits: divide 16 bits by 257, or by less if they are not used up")
+        problem = f"{name} has {content} per channel (mode {image.mode}), and does not say which is white"
+        raise refused(
+            problem, "scale it to 8 bits: divide 16 bits by 257, or by less if they are not used up"
+        )
     # Not `n_frames`, for which Pillow reads a whole GIF. In an MPO lie a phone's depth map or thumbnail.
     if form != "MPO" and getattr(image, "is_animated", False):
         raise refused(f"{name} has more than one frame", "save one of them as an image")
@@ -488,11 +517,14 @@ def _refuse_unfit(image: Image.Image, name: str) -> None:
 
 def refuse_size(width: int, height: int, name: str) -> None:
     """Refuse a size that is a decompression bomb, or that no encoder can use."""
-    limit, size = Image.MAX_IMAGE_PIXELS, f"{name} is {width}x{height} pixels"
+    limit = Image.MAX_IMAGE_PIXELS
+    size = f"{name} is {width}x{height} pixels"
     if limit is not None and width * height > limit:
         raise refused(f"{size}, more than the limit of {limit:,} (a decompression bomb?)", _BOMB)
-    if min(width, height) <= 1 or max(width, height) > _STEEPEST * min(width, height):
-        fix = f"an image needs 2 on each side, and no side may be {_STEEPEST} times the other: crop it"
+    if min(width, height) <= 1 or max(width, height) > _MAX_ASPECT_RATIO * min(width, height):
+        fix = (
+            f"an image needs 2 on each side, and no side may be {_MAX_ASPECT_RATIO} times the other: crop it"
+        )
         raise refused(size, fix)
 
 
@@ -522,7 +554,8 @@ class Pixels(Source[Image.Image]):
         if is_tensor(value):
             value = value.cpu().float().numpy() if value.is_floating_point() else value.cpu().numpy()
         if value.dtype != np.uint8:
-            low, high = float(value.min()), float(value.max())  # NaN passes through min
+            low = float(value.min())  # NaN passes through min
+            high = float(value.max())
             if not (low >= -_ROUNDING and high <= 1 + _ROUNDING):
                 fix = "expected [0, 1]: divide by 255, or pass the pixels as they were before normalisation"
                 raise refused(f"{self.name} has floats from {low:.4g} to {high:.4g}", fix)
@@ -531,11 +564,12 @@ class Pixels(Source[Image.Image]):
         return Image.fromarray(np.ascontiguousarray(value[:, :, 0] if value.shape[2:] == (1,) else value))
 
     def compute_key(self) -> str:
-        """Of mode, size, palette, transparency and pixels."""
+        """A key of mode, size, palette, transparency and pixels."""
         image = self.decode()
         digest = _digest()
         digest.update(f"{image.mode} {image.size} {image.info.get('transparency')!r}".encode())
-        if (palette := image.palette) is not None:
+        palette = image.palette
+        if palette is not None:
             digest.update(f"{palette.mode} ".encode() + image.im.getpalette(palette.mode, palette.mode))
         digest.update(image.tobytes())
         return "pixels:" + digest.hexdigest()
@@ -543,36 +577,38 @@ class Pixels(Source[Image.Image]):
 
 def _of_array(value: Any) -> Pixels:
     """The source of a numpy array (H, W, C), or of a tensor, whose channels may come first."""
-    tensor = is_tensor(value)
-    if tensor and (value.is_nested or value.device.type == "meta" or "strided" not in str(value.layout)):
+    is_torch = is_tensor(value)
+    if is_torch and (value.is_nested or value.device.type == "meta" or "strided" not in str(value.layout)):
         raise refused("the tensor is nested, sparse or on the meta device", "pass a dense one with pixels")
-    value = value if tensor else np.asanyarray(value)
-    shape, dtype = tuple(value.shape), str(value.dtype).rpartition(".")[2]
-    name = f"the {'tensor' if tensor else 'array'} of shape {shape}"
-    first = tensor and len(shape) == 3 and shape[0] in (1, 3)
-    last = len(shape) == 3 and shape[2] in (1, 3, 4)
-    for wrong, found, fix in (
-        (np.ma.is_masked(value), "has masked pixels, an image has none", "pass array.filled(value)"),
-        (
-            dtype != "uint8" and not dtype.startswith(("float", "bfloat")),
-            f"has dtype {dtype}",
-            "expected uint8, or float in [0, 1]: divide 16 bits by 65535, multiply a mask by 255",
-        ),
-        (first and last, "may be (C, H, W) and (H, W, C)", "pass a numpy array (H, W, C)"),
-        (
-            not (first or last or len(shape) == 2),
-            "is no image",
-            f"expected {'(3, H, W), (1, H, W) or (H, W)' if tensor else '(H, W), (H, W, 3) or (H, W, 4)'}"
-            + "; of a batch pass one after the other" * (len(shape) == 4)
-            + "; of grey images pass a list, each (H, W)" * (len(shape) == 3),
-        ),
-        (0 in shape, "has no pixels", ""),
-    ):
-        if wrong:
-            raise refused(f"{name} {found}", fix)
-    value = value.detach().resolve_neg() if tensor else np.asarray(value)
-    value = value.permute(1, 2, 0) if first else value
-    if tensor and value.device.type == "cpu" and dtype in ("uint8", "float32", "float64"):
+    if not is_torch:
+        value = np.asanyarray(value)
+    shape = tuple(value.shape)
+    dtype = str(value.dtype).rpartition(".")[2]
+    name = f"the {'tensor' if is_torch else 'array'} of shape {shape}"
+    if np.ma.is_masked(value):
+        raise refused(f"{name} has masked pixels, an image has none", "pass array.filled(value)")
+    if dtype != "uint8" and not dtype.startswith(("float", "bfloat")):
+        fix = "expected uint8, or float in [0, 1]: divide 16 bits by 65535, multiply a mask by 255"
+        raise refused(f"{name} has dtype {dtype}", fix)
+    channels_first = is_torch and len(shape) == 3 and shape[0] in (1, 3)
+    channels_last = len(shape) == 3 and shape[2] in (1, 3, 4)
+    if channels_first and channels_last:
+        raise refused(f"{name} may be (C, H, W) and (H, W, C)", "pass a numpy array (H, W, C)")
+    if not (channels_first or channels_last or len(shape) == 2):
+        fix = "expected (H, W), (H, W, 3) or (H, W, 4)"
+        if is_torch:
+            fix = "expected (3, H, W), (1, H, W) or (H, W)"
+        if len(shape) == 4:
+            fix = f"{fix}; of a batch pass one after the other"
+        if len(shape) == 3:
+            fix = f"{fix}; of grey images pass a list, each (H, W)"
+        raise refused(f"{name} is no image", fix)
+    if 0 in shape:
+        raise refused(f"{name} has no pixels")
+    value = value.detach().resolve_neg() if is_torch else np.asarray(value)
+    if channels_first:
+        value = value.permute(1, 2, 0)
+    if is_torch and value.device.type == "cpu" and dtype in ("uint8", "float32", "float64"):
         value = value.numpy()  # it pickles its own pixels; a tensor cut from a batch would pickle the batch
     return Pixels(value, name)
 

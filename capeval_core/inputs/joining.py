@@ -6,7 +6,8 @@ field writes the same image as `42`, `000000000042`, `COCO_val2014_000000000042`
 is compared from its end, part by part:
 
     1. the last parts: equal, or equal but for an extension, or the same number of COCO, in this order;
-    2. the folders before them, as far as both names have some: where they differ, it is another image.
+    2. the folders before them, as far as both names have some: where they differ, it is another image. The
+       folder of images that is passed counts among them where the last parts are mere numbers.
 
 Of several entries that fit alike, those count whose folders agree furthest. If several are left, the id is
 ambiguous.
@@ -20,15 +21,19 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from capeval_core.errors import Problems, counted, file_error
+from capeval_core.inputs import names
 from capeval_core.inputs.files import EXTENSIONS, bare, reading, some_of, valid_unicode
 from capeval_core.inputs.images import quoted, refused
 
 _COCO_NUMBER = re.compile(r"(?:(?:COCO|coco)_[A-Za-z0-9]+_)?([0-9]{1,18})(?:\.0)?")
+_NUMBER = re.compile(r"(?:(?:frame|image|img|im|photo|picture|pic)[_ -]?)?[0-9]{1,6}", re.IGNORECASE)
+"""A name that images of many folders have; COCO's and Flickr's numbers are longer."""
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -52,10 +57,10 @@ def parts_of(name: str) -> NameParts:
     return NameParts(tuple(parts[:-1]), parts[-1]) if parts else NameParts((), name)
 
 
-def agreement(one: Sequence[str], other: Sequence[str]) -> int | None:
+def agreement(folders: Sequence[str], entry_folders: Sequence[str]) -> int | None:
     """In how many folders, from the innermost, two names agree; None where one differs."""
-    shared = min(len(one), len(other))
-    if one[len(one) - shared :] != other[len(other) - shared :]:
+    shared = min(len(folders), len(entry_folders))
+    if folders[len(folders) - shared :] != entry_folders[len(entry_folders) - shared :]:
         return None
     return shared
 
@@ -117,7 +122,7 @@ class Names:
         return [], len(similar)
 
     def _in_same_folder(self, folders: Sequence[str], entries: Sequence[str]) -> list[str]:
-        """Those of the entries whose folders do not differ, and among them those that agree furthest."""
+        """The entries whose folders do not differ, and among them those that agree furthest."""
         if not folders and len(entries) < 2:
             return list(entries)
         agreements: dict[str, int] = {}
@@ -141,11 +146,11 @@ class Names:
             raise refused(
                 f"the id {quoted(image_id)} is ambiguous, it can mean {several}", "write it in full"
             )
-        others = ""
+        present = ""
         if self.entries:
             have = "has" if len(self.entries) == 1 else "have"
-            others = f"; {counted(len(self.entries), 'image')} {have} ({some_of(self.entries)})"
-        raise refused(f"{quoted(image_id)} has no {what}{others}", "add them, or correct the id")
+            present = f"; {counted(len(self.entries), 'image')} {have} ({some_of(self.entries)})"
+        raise refused(f"{quoted(image_id)} has no {what}{present}", "add them, or correct the id")
 
 
 class Folder:
@@ -167,45 +172,74 @@ class Folder:
 
     def find(self, name: str) -> list[str]:
         """The files that an id, a file name, or a path from somewhere, can mean."""
-        if parts_of(name).folders:
-            return self.deep.find(name)
-        return self.names.find(name) or self.deep.find(name)
+        parts = parts_of(name)
+        if not parts.folders:
+            return self.names.find(name) or self.deep.find(name)
+        entries = self.deep.find(name)
+        if self.is_elsewhere(parts):
+            return [entry for entry in entries if "/" in entry]
+        return entries
+
+    def is_elsewhere(self, parts: NameParts) -> bool:
+        """Whether a name is a number in another folder than this one: `train/1` is not `val/1`.
+
+        Names that are more than a number are compared alone, as images are moved to folders of other names.
+        """
+        if not parts.folders or not _NUMBER.fullmatch(bare(parts.last)):
+            return False
+        folder = parts.folders[-1]
+        return (
+            folder not in self._own_names and _says_which(folder) and all(map(_says_which, self._own_names))
+        )
+
+    @cached_property
+    def _own_names(self) -> set[str]:
+        """The name of this folder, as it was passed and behind links."""
+        return {parts_of(str(self.path.absolute())).last, parts_of(str(self.path.resolve())).last}
 
     def match(
-        self, wanted: Mapping[str, str], problems: Problems, *, absent_too: bool = False
+        self, names_of_ids: Mapping[str, str], problems: Problems, *, absent_too: bool = False
     ) -> dict[str, Path]:
         """The image, or video, of every id by the name that is looked for; note what is missing or ambiguous.
 
         absent_too: unless all are missing, give those that are not there the path where nothing is.
         """
-        matches = {image_id: self.find(name) for image_id, name in wanted.items()}
+        matches = {image_id: self.find(name) for image_id, name in names_of_ids.items()}
         nowhere: dict[str, Path] = {}
         if absent_too and any(matches.values()):
-            absent = [image_id for image_id, entries in matches.items() if not entries]
-            # Where nothing is, be the name that of a file elsewhere.
-            nowhere = {
-                image_id: self.path / wanted[image_id].replace("/", "\N{DIVISION SLASH}")
-                for image_id in absent
-            }
-            matches = {image_id: entries for image_id, entries in matches.items() if entries}
+            for image_id in [image_id for image_id, entries in matches.items() if not entries]:
+                # A name without folders, as the path of a file elsewhere could be one that is there.
+                nowhere[image_id] = self.path / names_of_ids[image_id].replace("/", "\N{DIVISION SLASH}")
+                del matches[image_id]
         like = some_of(self.names.entries[:3]) or some_of(self.deep.entries[:3])
         lacking = f"no {self.medium}; it holds {f'files like {like}' if like else 'no files'}"
         fix = f"an id is the {self.medium}'s file name, its path, or its COCO number"
+        for image_id, entries in matches.items():
+            parts = parts_of(names_of_ids[image_id])
+            if not entries and self.is_elsewhere(parts):
+                other = f"{image_id!r} is in the folder {parts.folders[-1]!r}: pass that one"
+                fix = f"{other}; if this one holds the same images, write ids without a folder"
+                break
         matched = only_matches(self.path, matches, lacking, problems, fix)
         refuse_names(self.path, matched.values(), problems)
         return {image_id: self.path / name for image_id, name in matched.items()} | nowhere
 
-    def other_folders(self, wanted: Mapping[str, str], matched: Mapping[str, Path]) -> dict[str, int]:
+    def other_folders(self, names_of_ids: Mapping[str, str], matched: Mapping[str, Path]) -> dict[str, int]:
         """How many ids name a folder in which the file that was taken does not lie, by that folder."""
         counts: defaultdict[str, int] = defaultdict(int)
-        here = parts_of(str(self.path.absolute()))
+        root = parts_of(str(self.path.absolute()))
         for image_id, path in matched.items():
-            folders = parts_of(wanted[image_id]).folders
+            folders = parts_of(names_of_ids[image_id]).folders
             entry = parts_of(str(path.relative_to(self.path)))
-            lies_in = (*here.folders, here.last, *entry.folders)
-            if folders and folders[-1] != lies_in[-1]:
+            folders_of_file = (*root.folders, root.last, *entry.folders)
+            if folders and folders[-1] != folders_of_file[-1]:
                 counts[folders[-1]] += 1
         return dict(counts)
+
+
+def _says_which(folder: str) -> bool:
+    """Whether the name of a folder may say which images are in it, as `val` and `beach` do."""
+    return not any(word in folder.lower() for word in names.listed("folders", "general"))
 
 
 def only_matches(
@@ -230,14 +264,14 @@ def only_matches(
 
 def names_in(folder: Path, medium: str = "image") -> list[str]:
     """The names of the visible files directly in a folder, and of its folders where one may be a video."""
-    found = []
+    listed = []
     with reading(folder, "folder"), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):  # a link to itself, as broken as one to nothing
                 may_be_video = medium == "video" and entry.is_dir()
                 if not entry.name.startswith(".") and (entry.is_file() or may_be_video):
-                    found.append(entry.name)
-    return found
+                    listed.append(entry.name)
+    return listed
 
 
 def names_below(folder: Path, medium: str = "image") -> Iterator[str]:

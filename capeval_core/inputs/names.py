@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections.abc import Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,14 @@ def written_levels(role: str) -> list[list[str]]:
 @cache
 def levels(role: str) -> Sequence[Sequence[str]]:
     """The names of a role, plain; a later list counts only where no name of an earlier one is present."""
-    return [[plain(name) for name in names] for names in written_levels(role)]
+    return [list(map(plain, names)) for names in written_levels(role)]
 
 
 @cache
 def is_name(name: str, role: str) -> bool:
     """Whether a column of this name may have a role, a table of `columns.toml` with names."""
-    return any(plain(name) in level or plain(base_of(name)) in level for level in levels(role))
+    base = plain(base_of(name))
+    return any(plain(name) in level or base in level for level in levels(role))
 
 
 @cache
@@ -81,7 +83,7 @@ def is_rating(name: str) -> bool:
 @cache
 def rank(name: str, role: str) -> int:
     """The place of a name in the list of its role: a lower one is the better guess."""
-    order = [one for level in levels(role) for one in level]
+    order = list(chain.from_iterable(levels(role)))
     return order.index(plain(name)) if plain(name) in order else len(order)
 
 
@@ -91,7 +93,7 @@ def is_split(key: str) -> bool:
     return re.sub(r"[_-]?(19|20)\d\d$", "", key.lower()) in _TABLE["split"]["keys"]
 
 
-def as_id(value: Any) -> str | None:
+def as_id(value: object) -> str | None:
     """The id in a value: a text, a whole number, a picture's path, a list of one of them; else None."""
     if isinstance(value, str):
         return value if value and valid_unicode(value) else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -23,10 +24,11 @@ _TOKENS = re.compile(
     r"|start_of_turn|end_of_turn|end_of_utterance|fake_token_around_image)>"
     r"|<0x[0-9A-F]{2}>|<loc_?\d+>|<<SYS>>|\[/?INST\]|\[unused\d+\]|\[(?:CLS|SEP|PAD|UNK|MASK)\]"
     r"|\bASSISTANT:|^\s*(?:###\s*)?(?:[Aa]ssistant|Response)\s*[:\n]"
+    r"|^\s*\{\s*\"\w{1,40}\"\s*:"  # an answer in JSON, as text
     r"|```|▁|(?<=[a-z])Ġ(?=[a-z])"
 )
 """Marks of chat templates and of tokenizers, which no reader of a caption is to see."""
-_MARKED = re.compile(r"[<\[`Ġ▁]|assistant|response", re.IGNORECASE)
+_MARKED = re.compile(r"[<\[{`Ġ▁]|assistant|response", re.IGNORECASE)
 """What a text with a mark has, found faster."""
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
@@ -35,7 +37,7 @@ _UNSPACED = re.compile(
 )
 """Characters of scripts that put no blanks between words."""
 _LONGEST_WORD = 8  # characters; of a segmented text the mean of its words lies far below
-_FIRST_OTHER = "\u0250"  # the letters before it are Latin
+_FIRST_FOREIGN = "\u0250"  # the letters before it are Latin
 _LATIN = re.compile("[\u1e00-\u1eff\uff21-\uff3a\uff41-\uff5a]")
 
 
@@ -48,9 +50,10 @@ class Notes:
     def __init__(self, metrics: Sequence[Any]) -> None:
         self._of_words = [metric.title for metric in metrics if metric.counts_words]
         self._readers = {metric.title: tuple(metric.languages) for metric in metrics if metric.languages}
-        self._captions, self._foreign, self._marked = 0, 0, 0
-        self._first: str | None = None
-        self._all_equal = True
+        self._captions = _EqualTexts()
+        self._references = _EqualTexts()
+        self._foreign_count = 0
+        self._marked_count = 0
         self._marks: Counter[str] = Counter()
         self._unspaced: Counter[str] = Counter()
         self._texts: Counter[str] = Counter()
@@ -70,22 +73,25 @@ class Notes:
     def add_texts(self, captions: Sequence[str], references: Iterable[Sequence[str]] = ()) -> None:
         """Count captions, and the references of each."""
         for caption in captions:
-            text = caption.strip()
-            if self._first is None:
-                self._first = text
-            self._all_equal = self._all_equal and text == self._first
+            self._captions.add(caption)
             if _MARKED.search(caption):
                 marks = {mark.strip() for mark in _TOKENS.findall(caption)}
                 self._marks.update(marks)
-                self._marked += bool(marks)
+                self._marked_count += bool(marks)
             if self._readers and not caption.isascii():
-                self._foreign += _is_foreign(caption)
-        self._captions += len(captions)
+                self._foreign_count += _is_foreign(caption)
         if self._of_words:
-            of_references = [text for row in references for text in row]
-            for kind, texts in (("captions", captions), ("references", of_references)):
-                self._texts[kind] += len(texts)
-                self._unspaced[kind] += sum(_is_unspaced(text) for text in texts if not text.isascii())
+            for texts in references:
+                for text in texts:
+                    self._references.add(text)
+                self._count_unspaced("references", texts)
+            self._count_unspaced("captions", captions)
+
+    def _count_unspaced(self, kind: str, texts: Sequence[str]) -> None:
+        self._texts[kind] += len(texts)
+        for text in texts:
+            if not text.isascii():
+                self._unspaced[kind] += _is_unspaced(text)
 
     def tell(self, whose: str = "") -> None:
         """Note what was counted; `whose`: of which system, where there are several."""
@@ -94,56 +100,73 @@ class Notes:
         tell_of_images(Counter(chain.from_iterable(self._images.values())), len(self._images))
 
     def _about_texts(self) -> list[str]:
-        found = []
-        if self._captions >= _FEWEST and self._all_equal and self._first:
-            found.append(f"all {self._captions:,} captions are the same text, {_shortened(self._first)}")
-        if self._marked:
+        notes = []
+        caption_count = self._captions.count
+        for kind, texts in (("captions", self._captions), ("references", self._references)):
+            if texts.count >= _FEWEST and texts.are_equal and texts.first:
+                notes.append(f"all {texts.count:,} {kind} are the same text, {_shortened(texts.first)}")
+        if self._marked_count:
             marks = ", ".join(f"{mark!r} in {count:,}" for mark, count in self._marks.most_common(5))
-            count = f"{self._marked:,} of {self._captions:,} captions hold"
-            found.append(f"{count} marks of a chat template or a tokenizer, scored as text ({marks})")
-        counts = [
-            f"{count:,} of {self._texts[kind]:,} {kind}" for kind, count in self._unspaced.items() if count
+            hold = f"{self._marked_count:,} of {caption_count:,} captions hold"
+            notes.append(f"{hold} marks of a chat template or a tokenizer, scored as text ({marks})")
+        unspaced = [
+            f"{n:,} of {self._texts[kind]:,} {kind}" for kind, n in sorted(self._unspaced.items()) if n
         ]
-        if counts:
-            names = ", ".join(self._of_words)
-            why = f"{names} compare words between blanks" if len(self._of_words) > 1 else ""
-            why = why or f"{names} compares words between blanks"
-            fix = "segment them first, captions and references alike"
-            text = f"{' and '.join(counts)} are Chinese, Japanese or Thai without blanks, and {why}"
-            found.append(f"{text}: {fix}")
-        if self._foreign:
-            languages = " and ".join(dict.fromkeys(name for own in self._readers.values() for name in own))
-            count = f"{self._foreign:,} of {self._captions:,} captions are"
-            readers = f"the text encoder of {', '.join(self._readers)} reads {languages}"
-            found.append(f"{count} in another script than Latin, and {readers}")
-        return found
+        if unspaced:
+            compare = "compare" if len(self._of_words) > 1 else "compares"
+            why = f"{', '.join(self._of_words)} {compare} words between blanks"
+            are = f"{' and '.join(unspaced)} are Chinese, Japanese or Thai without blanks"
+            notes.append(f"{are}, and {why}: segment them first, captions and references alike")
+        if self._foreign_count:
+            languages = dict.fromkeys(chain.from_iterable(self._readers.values()))
+            are = f"{self._foreign_count:,} of {caption_count:,} captions are in another script than Latin"
+            reads = f"the text encoder of {', '.join(self._readers)} reads {' and '.join(languages)}"
+            notes.append(f"{are}, and {reads}")
+        return notes
+
+
+@dataclass
+class _EqualTexts:
+    """A count of texts, with the first one and whether all are equal to it."""
+
+    count: int = 0
+    first: str | None = None
+    are_equal: bool = True
+
+    def add(self, text: str) -> None:
+        self.count += 1
+        if self.first is None:
+            self.first = text.strip()
+        elif self.are_equal:
+            self.are_equal = text.strip() == self.first
 
 
 def tell_of_images(traits: Mapping[str, int], total: int) -> None:
     """Say how many of so many images lie on their side, or have more bits than are scored."""
-    turned, deep = traits.get(TURNED, 0), traits.get(DEEP, 0)
-    if turned:
-        count = f"{turned:,} of {total:,} images lie on their side or head by their EXIF orientation"
+    turned_count = traits.get(TURNED, 0)
+    deep_count = traits.get(DEEP, 0)
+    if turned_count:
+        count = f"{turned_count:,} of {total:,} images lie on their side or head by their EXIF orientation"
         fix = setting("exif", "turn", "turn them with ")
         note(f"{count}, and are scored as they are stored: {fix}")
-    if deep:
-        count = f"{deep:,} of {total:,} images have 16 bits a channel"
+    if deep_count:
+        count = f"{deep_count:,} of {total:,} images have 16 bits a channel"
         fix = "scale them to 8 bits if they do not use all 16"
         warn(f"{count}, of which the upper 8 are scored: {fix}")
 
 
 def _is_unspaced(text: str) -> bool:
     """Whether a text has words without blanks between, by their mean length in such characters."""
-    words = [len(_UNSPACED.findall(word)) for word in text.split()]
-    lengths = [length for length in words if length]
-    return sum(lengths) >= _LONGEST_WORD * len(lengths) > 0
+    lengths = [len(_UNSPACED.findall(word)) for word in text.split()]
+    word_count = sum(length > 0 for length in lengths)
+    return sum(lengths) >= _LONGEST_WORD * word_count > 0
 
 
 def _is_foreign(text: str) -> bool:
     """Whether most letters of a text are of another script than Latin."""
     letters = [letter for letter in text if letter.isalpha()]
-    others = sum(letter >= _FIRST_OTHER and not _LATIN.match(letter) for letter in letters)
-    return 2 * others > len(letters)
+    foreign_count = sum(letter >= _FIRST_FOREIGN and not _LATIN.match(letter) for letter in letters)
+    return 2 * foreign_count > len(letters)
 
 
 def _shortened(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What a user hands to a metric, checked once: captions, visuals and references, row by row."""
+"""The input of a metric, checked once: captions, visuals and references, row by row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
@@ -30,7 +30,7 @@ _MEDIA: dict[str, tuple[Callable[[Any], Source[Any]], str]] = {
     "video": (video_source, "videos (paths, arrays, lists of frames)"),
     "boxes": (box_source, "dicts of boxes"),
 }
-"""What makes sources of values, and many of them in words, by the names of `CaptionMetric.media`."""
+"""A maker of sources of values, and many of them in words, by the names of `CaptionMetric.media`."""
 ARGUMENTS = ("images", "videos")
 """Every argument of `CaptionMetric.score` that takes visuals."""
 _PATHS = (str, os.PathLike)
@@ -74,17 +74,27 @@ class Samples:
     @property
     def starts(self) -> list[int]:
         """Rows at which another pool begins: one per image, at least one where there are rows."""
-        first = [index - own for index, own in zip(self.indices, self.candidates or [], strict=True)]
-        return [row for row in range(len(self)) if row == 0 or first[row] != first[row - 1]]
+        starts = []
+        previous_start = None
+        for row, (index, candidate) in enumerate(zip(self.indices, self.candidates or [], strict=True)):
+            # The place in the input of the pool's first candidate, which these samples may not hold.
+            pool_start = index - candidate
+            if pool_start != previous_start:
+                starts.append(row)
+            previous_start = pool_start
+        return starts
 
     def __getitem__(self, rows: slice) -> Self:
         return self.select(range(*rows.indices(len(self))))
 
     def select(self, rows: Iterable[int]) -> Self:
-        """The given rows of these samples, in the given order."""
+        """These rows of the samples, in this order."""
         rows = list(rows)
-        columns = {name: column for name, column in vars(self).items() if column is not None}
-        return replace(self, **{name: [column[row] for row in rows] for name, column in columns.items()})
+        columns: dict[str, Any] = {}
+        for name, column in vars(self).items():
+            if column is not None:
+                columns[name] = [column[row] for row in rows]
+        return replace(self, **columns)
 
 
 def check_samples(
@@ -109,38 +119,51 @@ def check_samples(
     as their EXIF orientation says. kept: whether an earlier run has the row of a caption, its visual and
     references: it is not decoded again.
     """
-    problems, candidates = Problems(), None
+    problems = Problems()
     texts: Any
     if pools:
         texts = _Texts("captions", empty, problems).lists(captions, "lists of captions", "a single string")
     else:
         texts = check_captions(captions, empty, problems)
-    rows = None if texts is None else len(texts)
-    given = _Visuals(str(argument_of(media)), media, problems, upright)
-    visuals: list[Any] = given.of(images, rows) if media else []
-    compared = check_references(references, rows, empty, problems) if needs_references else None
+    row_count = None if texts is None else len(texts)
+    arguments = _Visuals(str(argument_of(media)), media, problems, upright)
+    visuals: list[Any] = arguments.of(images, row_count) if media else []
+    checked = check_references(references, row_count, empty, problems) if needs_references else None
     if on_error == "raise" and media:
 
-        def row_kept(row: int) -> bool:  # where a text is missing, a row is not complete
-            own = [] if compared is None else compared[row]
-            return kept is not None and texts is not None and kept(texts[row], visuals[row], own)
+        def is_kept(row: int) -> bool:
+            references_of_row = [] if checked is None else checked[row]
+            return (
+                kept is not None and texts is not None and kept(texts[row], visuals[row], references_of_row)
+            )
 
-        known = row_kept if kept is not None and not problems else None
-        given.check(visuals, known, decoders, progress)
+        # Where a text is missing, a row is not complete.
+        arguments.check(visuals, None if kept is None or problems else is_kept, decoders, progress)
     problems.raise_if_any()
     texts = texts or []
     if not media:
-        visuals = [Visual(at("references", i), Texts(row)) for i, row in enumerate(compared or [])]
+        visuals = [Visual(at("references", i), Texts(row)) for i, row in enumerate(checked or [])]
+    candidates: list[int] | None = None
     if pools:
-        visuals = [visual for visual, pool in zip(visuals, texts, strict=True) for _ in pool]
-        candidates = [i for pool in texts for i in range(len(pool))]
+        candidates = []
+        visuals_of_rows = []
+        for visual, pool in zip(visuals, texts, strict=True):
+            candidates += range(len(pool))
+            visuals_of_rows += [visual] * len(pool)
+        visuals = visuals_of_rows
         texts = list(chain.from_iterable(texts))
-    if lists := [text for text in texts if is_written_list(text)]:  # a captioner may write one
+    _warn_of_lists(texts)
+    return Samples(texts, visuals, checked, range(len(texts)), candidates)
+
+
+def _warn_of_lists(captions: Sequence[str]) -> None:
+    """Warn of captions that are lists written as text; a captioner may write one."""
+    lists = [text for text in captions if is_written_list(text)]
+    if lists:
         warn(
-            f"{len(lists):,} of {len(texts):,} captions are lists written as text, such as "
+            f"{len(lists):,} of {len(captions):,} captions are lists written as text, such as "
             f"{lists[0][:40]!r}, and are scored as they are: pass one caption per row if they were lists"
         )
-    return Samples(texts, visuals, compared, range(len(texts)), candidates)
 
 
 # ---- captions and references
@@ -159,14 +182,13 @@ def is_written_list(text: str, *, whole: bool = True) -> bool:
 
 def read_written_list(text: str) -> list[Any] | None:
     """The list or tuple of strings, or the JSON list, that a text is; None if it is none."""
+    if text.lstrip().startswith("["):
+        with contextlib.suppress(ValueError, RecursionError):
+            return list(json.loads(text.strip()))
     # The pattern bounds what is evaluated: no nesting, nothing but strings.
-    for read, fits in (
-        (json.loads, text.lstrip().startswith("[")),
-        (ast.literal_eval, _LIST.fullmatch(text)),
-    ):
+    if _LIST.fullmatch(text):
         with contextlib.suppress(ValueError, SyntaxError, RecursionError):
-            if fits:
-                return list(read(text.strip()))
+            return list(ast.literal_eval(text.strip()))
     return None
 
 
@@ -178,60 +200,67 @@ class _Texts:
     empty: str
     problems: Problems
 
-    def wrong(self, index: Index, found: str, fix: str = "", kind: Kind = ValueError) -> None:
+    def note(self, index: Index, found: str, fix: str = "", kind: Kind = ValueError) -> None:
         self.problems.add(Problem(at(self.argument, index), f"is {found}", fix, kind))
 
-    def rows(self, value: Any, of: str) -> list[Any] | None:
+    def rows(self, value: object, of: str) -> list[Any] | None:
         """The rows of the argument, or None where there are none."""
         rows = as_list(value)
         if value is None:
-            self.wrong(None, "missing", f"pass a list of {of}")
+            self.note(None, "missing", f"pass a list of {of}")
         elif rows is None:
-            found = "a single string" if isinstance(value, str) else described(value)
-            self.wrong(None, found, f"expected a list of {of}, {imaging.NOT_A_LIST}", TypeError)
+            description = "a single string" if isinstance(value, str) else described(value)
+            self.note(None, description, f"expected a list of {of}, {imaging.NOT_A_LIST}", TypeError)
         elif not rows and self.argument == "captions":
-            self.wrong(None, "empty", "there is nothing to score")
+            self.note(None, "empty", "there is nothing to score")
         return rows
 
-    def lists(self, value: Any, of: str, never: str = "") -> list[list[str]] | None:
+    def lists(self, value: object, of: str, never: str = "") -> list[list[str]] | None:
         """The usable texts of each row, which is a list, or one string unless that is `never` right."""
         rows = self.rows(value, of)
         return None if rows is None else [self._listed(row, i, never) for i, row in enumerate(rows)]
 
-    def _listed(self, row: Any, index: int, never: str) -> list[str]:
-        written = self.argument == "references" and isinstance(row, str) and is_written_list(row)
-        if isinstance(row, str) and not never and not written:
+    def _listed(self, row: object, index: int, never: str) -> list[str]:
+        is_written = self.argument == "references" and isinstance(row, str) and is_written_list(row)
+        if isinstance(row, str) and not never and not is_written:
             text = self.text(row, index)
             return [] if text is None else [text]
         values = as_list(row)
         if row is None or values == []:
-            found = "missing" if row is None else "empty"
-            self.wrong(index, found, f"write one {self.argument[:-1]} at least")
+            description = "missing" if row is None else "empty"
+            self.note(index, description, f"write one {self.argument[:-1]} at least")
         elif values is None:
-            found = (never or "a list written as text") if isinstance(row, str) else described(row)
-            self.wrong(index, found, "expected a list of strings", ValueError if written else TypeError)
-        texts = [self.text(value, (index, j)) for j, value in enumerate(values or [])]
-        return [text for text in texts if text is not None]
+            description = described(row)
+            if isinstance(row, str):
+                description = never or "a list written as text"
+            kind = ValueError if is_written else TypeError
+            self.note(index, description, "expected a list of strings", kind)
+        texts = []
+        for place, value in enumerate(values or []):
+            text = self.text(value, (index, place))
+            if text is not None:
+                texts.append(text)
+        return texts
 
-    def text(self, value: Any, index: Index) -> str | None:
+    def text(self, value: object, index: Index) -> str | None:
+        """A usable text as a plain str; None for anything else."""
         fix = f"write a {self.argument[:-1]}"
-        if isinstance(value, str):
-            if self.empty == "error" and not value.strip():
-                found = "empty (only whitespace)" if value else "empty"
-                self.wrong(index, found, fix + setting("empty", "score", " or pass "))
-            elif not value.isascii() and not valid_unicode(value):
-                self.wrong(index, f"not valid Unicode (a lone surrogate): {value[:40]!a}")
-            else:
-                return str(value)  # numpy's str_ is a str, but not a plain one
-        elif value is None:
-            self.wrong(index, "missing", fix)
-        else:
+        if value is None:
+            self.note(index, "missing", fix)
+        elif not isinstance(value, str):
             decode = ", decode it first" if isinstance(value, (bytes, bytearray)) else ""
-            self.wrong(index, described(value), f"expected a string{decode}", TypeError)
+            self.note(index, described(value), f"expected a string{decode}", TypeError)
+        elif self.empty == "error" and not value.strip():
+            description = "empty (only whitespace)" if value else "empty"
+            self.note(index, description, fix + setting("empty", "score", " or pass "))
+        elif not value.isascii() and not valid_unicode(value):
+            self.note(index, f"not valid Unicode (a lone surrogate): {value[:40]!a}")
+        else:
+            return str(value)  # numpy's str_ is a str, but not a plain one
         return None
 
 
-def check_captions(captions: Any, empty: str, problems: Problems) -> list[str | None] | None:
+def check_captions(captions: object, empty: str, problems: Problems) -> list[str | None] | None:
     """One entry per caption, None where it is unusable; None if there are no rows at all."""
     texts = _Texts("captions", empty, problems)
     rows = texts.rows(captions, "strings")
@@ -239,7 +268,7 @@ def check_captions(captions: Any, empty: str, problems: Problems) -> list[str | 
 
 
 def check_references(
-    references: Any, rows: int | None, empty: str, problems: Problems
+    references: object, rows: int | None, empty: str, problems: Problems
 ) -> list[list[str]] | None:
     """The references of each caption, of which there are so many."""
     texts = _Texts("references", empty, problems)
@@ -252,7 +281,7 @@ def check_references(
     return checked
 
 
-def corpus_texts(texts: Any) -> list[str]:
+def corpus_texts(texts: object) -> list[str]:
     """The texts of a corpus, given as strings or as lists of them; empty ones are welcome."""
     problems = Problems()
     rows = _Texts("texts", "score", problems).lists(texts, "strings")
@@ -266,24 +295,34 @@ def united(corpora: Sequence[Sequence[Any]]) -> Sequence[Any]:
     if len(corpora) == 1:
         return corpora[0]
 
-    def key(part: Any) -> Any:
-        try:
-            return part if isinstance(part, str) else (part.key,)
-        except ValueError:
-            return (part.name,)
-
-    union: Counter[Any] = Counter()
-    of_key: dict[Any, Any] = {}
+    union: Counter[Hashable] = Counter()
+    document_of_key: dict[Hashable, Any] = {}
     for documents in corpora:
-        keys = [text if isinstance(text, str) else tuple(map(key, text)) for text in documents]
-        of_key |= zip(keys, documents, strict=True)
+        keys = list(map(_document_key, documents))
+        document_of_key |= zip(keys, documents, strict=True)
         union |= Counter(keys)
-    return [of_key[one] for one in union.elements()]
+    return [document_of_key[key] for key in union.elements()]
 
 
-def other_length(argument: str, length: int, other: str, other_length: int, fix: str) -> Problem:
+def _document_key(document: Any) -> Hashable:
+    """The key of a text, or of a list of texts and visuals; the name of a visual that cannot be read."""
+    if isinstance(document, str):
+        return document
+    keys: list[Hashable] = []
+    for part in document:
+        if isinstance(part, str):
+            keys.append(part)
+            continue
+        try:
+            keys.append((part.key,))
+        except ValueError:
+            keys.append((part.name,))
+    return tuple(keys)
+
+
+def other_length(argument: str, length: int, second: str, second_length: int, fix: str) -> Problem:
     """The problem of two arguments that should have as many rows."""
-    return Problem("", f"len({at(argument)})={length} but len({at(other)})={other_length}", fix)
+    return Problem("", f"len({at(argument)})={length} but len({at(second)})={second_length}", fix)
 
 
 # ---- visuals
@@ -293,7 +332,7 @@ def _many(media: Sequence[str]) -> str:
     return " or ".join(_MEDIA[medium][1] for medium in media)
 
 
-def _is_single(value: Any, media: Sequence[str]) -> bool:
+def _is_single(value: object, media: Sequence[str]) -> bool:
     """Whether a value is one visual and not a list of them."""
     if isinstance(value, (Visual, *_PATHS, *imaging.BYTES, Image.Image)):
         return True
@@ -307,8 +346,8 @@ def _is_single(value: Any, media: Sequence[str]) -> bool:
     return len(shape) in (0, 2) or (len(shape) == 4 and "video" in media)
 
 
-def _medium_of(value: Any, media: Sequence[str]) -> str:
-    """What a value is, as far as that shows without reading it."""
+def _medium_of(value: object, media: Sequence[str]) -> str:
+    """The medium of a value, as far as that shows without reading it."""
     if isinstance(value, Visual):
         return value.medium
     is_boxes = isinstance(value, Mapping) and not value.keys() & {"bytes", "path"}
@@ -316,7 +355,7 @@ def _medium_of(value: Any, media: Sequence[str]) -> str:
     return "boxes" if is_boxes and "boxes" in media else media[0]
 
 
-def _source(value: Any, media: Sequence[str]) -> Source[Any]:
+def _source(value: object, media: Sequence[str]) -> Source[Any]:
     """The source of a value that is one of these media."""
     medium = _medium_of(value, media)
     if medium not in media:
@@ -390,29 +429,30 @@ class _Visuals:
 
     def of(self, values: Any, captions: int | None) -> _Rows:
         """One visual per value, None where the value can be none; as many as there are captions."""
-        many, wrong = _many(self.media), None
+        many = _many(self.media)
+        problem = None
         # A list, an array or tensor whose first axis counts visuals (rows are views), a Series.
         is_array = shape_of(values) is not None and not imaging.is_table(values)
-        at_hand = is_array or isinstance(values, (list, tuple))
+        is_in_memory = is_array or isinstance(values, (list, tuple))
         if values is None:
-            wrong = Problem(at(self.argument), "is missing", f"pass a list of {many}")
+            problem = Problem(at(self.argument), "is missing", f"pass a list of {many}")
         elif _is_single(values, self.media):
             medium = _medium_of(values, self.media)
             fix = f"pass a list, {self.argument}=[{medium}]"
-            wrong = Problem(at(self.argument), f"is a single {medium}", fix, TypeError)
+            problem = Problem(at(self.argument), f"is a single {medium}", fix, TypeError)
             try:
                 _source(values, self.media)
             except ImageError as error:  # in a list it would be refused, too
-                wrong = error.at(self.argument)
-        elif at_hand or hasattr(values, "to_pylist"):
-            visuals = self._listed(list(values) if at_hand else as_list(values) or [])
+                problem = error.at(self.argument)
+        elif is_in_memory or hasattr(values, "to_pylist"):
+            visuals = self._listed(list(values) if is_in_memory else as_list(values) or [])
         elif isinstance(values, Sequence) and not isinstance(values, range):
             visuals = self._lazy(*_as_stored(values))
         else:
             fix = f"expected a list of {many}, {imaging.NOT_A_LIST}"
-            wrong = Problem(at(self.argument), f"is {described(values)}", fix, TypeError)
-        if wrong is not None:
-            self.problems.add(wrong)
+            problem = Problem(at(self.argument), f"is {described(values)}", fix, TypeError)
+        if problem is not None:
+            self.problems.add(problem)
             return []
         visuals = self._turned(visuals)
         if captions is not None and captions != len(visuals):
@@ -434,7 +474,7 @@ class _Visuals:
         return [visual and Visual(visual.where, turned[visual.source]) for visual in visuals]
 
     def _listed(self, values: list[Any]) -> _Rows:
-        """Of values that are at hand. The same path or object is one source: read and checked once."""
+        """Visuals of values in memory. The same path or object is one source: read and checked once."""
         sources: dict[object, Source[Any]] = {}
         visuals: _Rows = []
         for i, value in enumerate(values):
@@ -449,7 +489,7 @@ class _Visuals:
         return visuals
 
     def _lazy(self, rows: Any, names: Sequence[str]) -> _Rows:
-        """Of rows that are made on demand; only the first is looked at, for its type."""
+        """Visuals of rows that are made on demand; only the first is looked at, for its type."""
         sources = [_Row(rows, i, self.media, names) for i in range(len(rows))]
         try:
             for source in sources[:1]:
@@ -472,9 +512,12 @@ class _Visuals:
         decoded: set[object] = set()
 
         def failures(group: list[Source[Any]]) -> list[tuple[Source[Any], ImageError]]:
-            rest = [source for source in group if kept is None or not any(map(kept, indices[source]))]
+            unchecked = [source for source in group if kept is None or not any(map(kept, indices[source]))]
+            if decoders:
+                # Those that the decoders read are sound: only the others are read here, for their errors.
+                unchecked = list(shared_decoders(decoders).unsound(unchecked))
             failed = []
-            for source in shared_decoders(decoders).unsound(rest) if decoders else rest:
+            for source in unchecked:
                 try:
                     content = source if source.on_disk else source.key  # which costs a read of a file
                     if content not in decoded:
@@ -487,9 +530,9 @@ class _Visuals:
         distinct = list(indices)
         # A task costs as much of Python as the check of one visual.
         groups = [distinct[k : k + 8] for k in range(0, len(distinct), 8)]
-        shown = {"desc": "checking", "unit": self.media[0], "disable": None if progress else True}
+        disable = None if progress else True  # None: where there is no terminal
         with (
-            tqdm(total=len(distinct), **shown) as bar,
+            tqdm(total=len(distinct), desc="checking", unit=self.media[0], disable=disable) as bar,
             ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool,
         ):
             for group, failed in zip(groups, pool.map(failures, groups), strict=True):
@@ -513,7 +556,9 @@ def joined(systems: Sequence[Samples]) -> Samples:
     if len(systems) == 1:
         return systems[0]
     names = [name for name, column in vars(systems[0]).items() if column is not None]
-    columns = {name: list(chain.from_iterable(vars(own)[name] for own in systems)) for name in names}
+    columns: dict[str, Any] = {}
+    for name in names:
+        columns[name] = [value for samples in systems for value in vars(samples)[name]]
     return replace(systems[0], **columns)
 
 
@@ -524,17 +569,19 @@ def windows(samples: Samples, texts: int) -> Iterator[Samples]:
 
 
 def text_counts(samples: Samples) -> list[int]:
-    """How many texts each row has: its caption and its references."""
+    """The number of texts of each row: its caption and its references."""
     return [1 + len(row) for row in samples.references or [[]] * len(samples)]
 
 
 def parts(sizes: Sequence[int], limit: int) -> Iterator[slice]:
     """Consecutive items whose sizes add up to at most `limit`, but at least one item."""
-    start = total = 0
+    start = 0
+    total = 0
     for end, size in enumerate(sizes):
         if end > start and total + size > limit:
             yield slice(start, end)
-            start, total = end, 0
+            start = end
+            total = 0
         total += size
     if len(sizes) > start:
         yield slice(start, len(sizes))

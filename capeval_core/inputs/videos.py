@@ -118,21 +118,22 @@ InputFrames = Visual[Frames]
 
 @dataclass(eq=False, slots=True)
 class _FrameList(Frames):
-    """Frames that are at hand, or the files of a folder, listed when they are first needed."""
+    """Frames in memory, or the files of a folder, listed when they are first needed."""
 
-    given: Sequence[Source[Image.Image]]
+    sources: Sequence[Source[Image.Image]]
     path: str = ""
     timed = False
 
     @property
     def name(self) -> str:
-        return quoted(self.path) if self.path else f"the video of {len(self.given):,} frames"
+        return quoted(self.path) if self.path else f"the video of {len(self.sources):,} frames"
 
     @property
     def images(self) -> Sequence[Source[Image.Image]]:
-        if self.path and not self.given:
-            self.given = [File(os.path.join(self.path, name)) for name in _frame_names(self.path)]  # noqa: PTH118
-        return self.given
+        if self.path and not self.sources:
+            names = _frame_names(self.path)
+            self.sources = [File(os.path.join(self.path, name)) for name in names]  # noqa: PTH118
+        return self.sources
 
     def compute_key(self) -> str:
         digest = hashlib.blake2b(digest_size=16)
@@ -173,18 +174,19 @@ class _VideoFile(File, Frames):
             yield from self._evenly(sampling, reading)
             return
         with _opened(self) as video:
-            first = seconds = None
-            slot = -1
+            first = None
+            seconds = None
+            last_slot = -1
             # By how much a time may be early: one unit of the file's times, if they are fine enough to round.
             rounding = min(video.unit, Fraction(1, 500))
             for i, frame in enumerate(video.frames()):
                 if sampling.fps is not None:
                     seconds = video.seconds(frame, seconds)
                     first = seconds if first is None else first
-                    own = math.floor((seconds - first + rounding) * Fraction(str(sampling.fps)))
-                    if own <= slot:
+                    slot = math.floor((seconds - first + rounding) * Fraction(str(sampling.fps)))
+                    if slot <= last_slot:
                         continue
-                    slot = own
+                    last_slot = slot
                 if len(reading.indices) == LIMITS.frames:
                     raise _too_many()
                 reading.indices.append(i)
@@ -194,17 +196,20 @@ class _VideoFile(File, Frames):
     def _evenly(self, sampling: Sampling, reading: Reading) -> Iterator[tuple[int, Image.Image]]:
         """By the number of frames that the file states; if it has another one, again by that."""
         with _opened(self) as video:
-            frames, count = 0, max(1, video.stated_frames())
-        given: set[int] = set()
-        while frames != count:
-            frames, reading.indices = count, sampling.evenly(count)
-            wanted = set(reading.indices) - given
+            count = max(1, video.stated_frames())
+        assumed_count = 0
+        yielded: set[int] = set()
+        while assumed_count != count:
+            assumed_count = count
+            reading.indices = sampling.evenly(count)
+            remaining = set(reading.indices) - yielded
             with _opened(self) as video:
                 for i, frame in enumerate(video.frames()):
-                    if i in wanted:
-                        given.add(i)
+                    if i in remaining:
+                        yielded.add(i)
                         yield i, video.image(frame)
-            count, reading.incomplete = video.count, video.incomplete
+            count = video.count
+            reading.incomplete = video.incomplete
 
 
 def _too_many() -> ImageError:
@@ -216,19 +221,19 @@ def _frame_names(folder: str) -> list[str]:
     """The names of a folder's image files in order, `9.jpg` before `10.jpg`."""
     try:
         with os.scandir(folder) as entries:
-            images = [
-                e.name for e in entries if not e.name.startswith(".") and bare(e.name, "image") != e.name
-            ]
+            names = [entry.name for entry in entries if not entry.name.startswith(".")]
     except OSError as error:
         raise refused(f"cannot read {quoted(folder)} ({error.strerror})") from None
+    images = [name for name in names if bare(name, "image") != name]
     if not images:
         raise refused(f"{quoted(folder)} holds no image", "write the frames of the video into it")
+    return sorted(images, key=_by_number)
 
-    def by_number(name: str) -> Any:
-        parts = re.findall(r"[0-9]+|[^0-9]+", name)
-        return [(int(part[:18]), "") if part.isdecimal() else (-1, part) for part in parts], name
 
-    return sorted(images, key=by_number)
+def _by_number(name: str) -> tuple[list[tuple[int, str]], str]:
+    """The key by which numbers in names are compared as numbers."""
+    parts = re.findall(r"[0-9]+|[^0-9]+", name)
+    return [(int(part[:18]), "") if part.isdecimal() else (-1, part) for part in parts], name
 
 
 def video_source(value: Any) -> Frames:
@@ -297,11 +302,14 @@ def _opened(source: File) -> Iterator[_OpenVideo]:
         # What decoders refuse to make room for: the bound of `refuse_size`, and room for their margins.
         limit = Image.MAX_IMAGE_PIXELS
         most_pixels = {} if limit is None else {"max_pixels": str(2 * limit + 2**16)}
-        only = {"format_whitelist": ",".join(_FORMATS), "protocol_whitelist": "none"}
-        # The decoders, too, look for the frames' size; titles may be in any encoding.
-        how: Any = {"options": most_pixels, "container_options": only, "metadata_errors": "replace"}
+        whitelists = {"format_whitelist": ",".join(_FORMATS), "protocol_whitelist": "none"}
         try:
-            container: Any = av.open(file, **how)
+            container: Any = av.open(
+                file,
+                options=most_pixels,  # the decoders, too, look for the frames' size
+                container_options=whitelists,
+                metadata_errors="replace",  # titles may be in any encoding
+            )
         except av.FFmpegError:
             fix = f"expected {_OPENED}, whole or cut off behind its header, or a list of images"
             raise refused(f"{name} is not a video that can be read", fix) from None
@@ -310,7 +318,9 @@ def _opened(source: File) -> Iterator[_OpenVideo]:
                 raise refused(f"{name} is an image", "pass a list of images, or the path of their folder")
             videos = container.streams.video
             # Without the picture on the cover of a record.
-            streams = [one for one in videos if not one.disposition & type(one.disposition).attached_pic]
+            streams = [
+                video for video in videos if not video.disposition & type(video.disposition).attached_pic
+            ]
             if not streams:
                 raise refused(f"{name} has no video stream", f"pass a file with frames: {_OPENED}")
             best = container.streams.best("video")
@@ -323,10 +333,17 @@ def _opened(source: File) -> Iterator[_OpenVideo]:
 
 
 class _OpenVideo:
-    """count: frames that were given so far. incomplete: why these are not all, known behind the last one."""
+    """A video stream that is being decoded.
+
+    count: frames that were given so far. incomplete: why these are not all, known behind the last one.
+    """
 
     def __init__(self, av: Any, file: IO[bytes], name: str, container: Any, stream: Any) -> None:
-        self._av, self._file, self.name, self._container, self._stream = av, file, name, container, stream
+        self.name = name
+        self._av = av
+        self._file = file
+        self._container = container
+        self._stream = stream
         self.count = 0
         self.incomplete: str | None = None
         self._end = Fraction(0)  # of the last packet, in seconds
@@ -347,10 +364,11 @@ class _OpenVideo:
     def frames(self) -> Iterator[Any]:
         """PyAV's frames in the order in which they are shown, up to the first that is damaged."""
         refuse_size(self._stream.codec_context.width or 2, self._stream.codec_context.height or 2, self.name)
-        why, left_out = None, 0
+        end = None
+        left_out = 0
         for frame in self._decoded():
             if frame is None or (frame.is_corrupt and self.count):
-                why = "the file is damaged or cut off there"
+                end = "the file is damaged or cut off there"
                 break
             if frame.is_corrupt:  # a clip may begin with frames whose reference was cut away
                 left_out += 1
@@ -359,9 +377,12 @@ class _OpenVideo:
             yield frame
         if not self.count:
             raise refused(f"cannot decode {self.name} (its frames are damaged, or too large to trust)")
-        notes = [f"damaged frames at its start are left out: {left_out:,}"] if left_out else []
-        if why := why or self._missing():
-            notes.append(f"frames end after {self.count:,}: {why}")
+        notes = []
+        if left_out:
+            notes.append(f"damaged frames at its start are left out: {left_out:,}")
+        end = end or self._missing()
+        if end:
+            notes.append(f"frames end after {self.count:,}: {end}")
         self.incomplete = "; ".join(notes) or None
 
     def _decoded(self) -> Iterator[Any]:
@@ -382,25 +403,27 @@ class _OpenVideo:
         yield None
 
     def _missing(self) -> str | None:
-        """That the file states a longer video, although nothing in it is damaged; a GIF states its end."""
+        """The problem of a file that states a longer video, with nothing damaged; a GIF ends with a mark."""
         if self._container.format.name == "gif":
             self._file.seek(max(0, self._file.seek(0, io.SEEK_END) - 16))
             return None if self._file.read().rstrip(b"\0").endswith(b";") else "the file has no end of a GIF"
         # The last packet may not say how long its frame is shown. Of all streams, sound may end later.
         tolerance = Fraction(3, 2) / self._rate
-        stated, clock = Fraction(0), _CLOCK.fullmatch(self._stream.metadata.get("DURATION", ""))
+        stated = Fraction(0)
+        clock = _CLOCK.fullmatch(self._stream.metadata.get("DURATION", ""))
         if self._stream.duration is not None:
             stated = self._stream.duration * self._stream.time_base
         elif clock:  # of Matroska
             stated = Fraction(int(clock[1]) * 3600 + int(clock[2]) * 60) + Fraction(clock[3])
         elif self._container.duration is not None:
-            stated, tolerance = Fraction(self._container.duration, 1_000_000), max(tolerance, Fraction(1))
+            stated = Fraction(self._container.duration, 1_000_000)
+            tolerance = max(tolerance, Fraction(1))
         if stated - self._end <= tolerance:
             return None
         return f"the file states {float(stated):.1f} s, and ends at {float(self._end):.1f} s"
 
     def seconds(self, frame: Any, last: Fraction | None) -> Fraction:
-        """When a frame is shown; by the frame rate where the file does not say, after the last one's time."""
+        """The time at which a frame is shown; where none is stated by the frame rate, after the last one."""
         if frame.pts is not None and frame.time_base:
             return Fraction(frame.pts * frame.time_base)
         return Fraction(0) if last is None else last + 1 / self._rate

@@ -18,7 +18,6 @@ import numpy as np
 
 from capeval_core.errors import Problems, file_error, setting, warn
 from capeval_core.inputs import names
-from capeval_core.inputs.collection import best_column, fullest
 from capeval_core.inputs.columns import (
     FileOptions,
     TextFile,
@@ -27,12 +26,14 @@ from capeval_core.inputs.columns import (
     refuse_unused,
     select_records,
     splits_of,
-    texts_of,
     value_at,
 )
 from capeval_core.inputs.files import some_of
-from capeval_core.inputs.records import KEY, VALUE, Record, Records, read_records
+from capeval_core.inputs.links import best_column, fullest
+from capeval_core.inputs.openers import read_records
+from capeval_core.inputs.records import KEY, VALUE, Record, Records
 from capeval_core.inputs.samples import read_written_list
+from capeval_core.inputs.texts import texts_of
 from capeval_core.judgements.correlation import Doubles
 from capeval_core.judgements.protocols import RatedSet
 from capeval_core.options import option

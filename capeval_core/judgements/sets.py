@@ -16,7 +16,7 @@ import pandas as pd
 from capeval_core.errors import Problems, described, did_you_mean, file_error, setting
 from capeval_core.inputs.files import load_json, some_of
 from capeval_core.inputs.joining import Folder
-from capeval_core.inputs.records import read_records
+from capeval_core.inputs.openers import read_records
 from capeval_core.judgements.correlation import kendall_tau_c, majority
 from capeval_core.judgements.flickr8k import read_released
 from capeval_core.judgements.protocols import (

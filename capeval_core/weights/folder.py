@@ -176,6 +176,20 @@ def _how_to_convert(file: Path, metric: str) -> str:
     return f"convert it with `capeval convert {metric} {quoted} --out FOLDER`{more} and pass the folder"
 
 
+def _how_to_convert_clip(folder: Path, config: dict[str, Any], metric: str) -> str:
+    """The command that converts a CLIP in transformers' format, with what its tensors do not show."""
+    file = shlex.quote(str(folder / TENSORS))
+    text = config.get("text_config") or {}
+    vision = config.get("vision_config") or {}
+    flags = f"--activation {shlex.quote(str(text.get('hidden_act', 'quick_gelu')))}"
+    # Heads are 64 wide unless the config says otherwise.
+    if text.get("hidden_size") and text.get("num_attention_heads"):
+        flags += f" --text-heads {text['num_attention_heads']}"
+    if vision.get("hidden_size") and vision.get("num_attention_heads"):
+        flags += f" --head-width {vision['hidden_size'] // vision['num_attention_heads']}"
+    return f"convert it with `capeval convert {metric} {file} {flags} --out FOLDER` and pass the folder"
+
+
 def open_unless_on_the_hub(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> None:
     """Raise the errors of `open_weights` that need no Hub."""
     name = os.fspath(weights)
@@ -213,6 +227,10 @@ def read_folder(path: Path, name: str, metric: str = "", revision: str | None = 
             held = ", ".join(sorted(each.name for each in path.iterdir())[:5] if path.is_dir() else [])
             raise WeightsError(f"{path} has no {CONFIG} (it holds {held or 'nothing'}): {from_convert}")
         config = read_config(path / file)
+        if config.get("model_type") == "clip" and any(one.network == "clip" for one in weights_of(metric)):
+            raise WeightsError(
+                f"a CLIP in transformers' format: {_how_to_convert_clip(path, config, metric)}"
+            )
         if not theirs and config.get("format") != 1 and config.get("model_type") != "blip-2":
             found = f'{CONFIG} is not one of ours (it lacks "format": 1)'
             raise WeightsError(f"{found}: {from_convert}{_did_you_mean(name, metric)}")

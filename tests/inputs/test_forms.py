@@ -335,6 +335,29 @@ def test_ids_are_compared_from_their_end(tmp_path: Path, image_id: str, expected
         assert joined.images == [tmp_path / "photos" / expected]
 
 
+@pytest.mark.parametrize(
+    ("image_id", "found"),
+    [
+        ("val/1.jpg", True),
+        ("/home/me/coco/val/1", True),
+        ("train/1.jpg", False),
+        ("train\\frame_1.jpg", False),
+        ("imgs/1.jpg", True),  # a name of any folder
+        ("train/street.jpg", True),  # a name that says which image it is
+        ("train/COCO_val2014_000000000042.jpg", True),
+    ],
+)
+def test_a_number_in_another_folder_is_another_image(tmp_path: Path, image_id: str, found: bool) -> None:
+    for name in ("1.jpg", "frame_1.jpg", "street.jpg", "COCO_val2014_000000000042.jpg"):
+        put(tmp_path, f"val/{name}", b"x")
+    candidates = put(tmp_path, "c.json", {image_id: "x"})
+    if found:
+        assert read_collection(candidates, tmp_path / "val").images[0].parent == tmp_path / "val"
+    else:
+        with pytest.raises(FileError, match="train"):
+            read_collection(candidates, tmp_path / "val")
+
+
 def test_references_of_another_folder_are_not_those_of_an_image(tmp_path: Path) -> None:
     content = {
         "images": [{"id": n, "file_name": f"airport/{n}.jpg"} for n in range(3)],

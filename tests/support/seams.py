@@ -28,7 +28,7 @@ from capeval_core.encoders.blocks import usable_kernels as tried_kernels
 from capeval_core.encoders.packed import Packing, groups_of
 from capeval_core.encoders.packed import attend as packed_attention
 from capeval_core.errors import Problems
-from capeval_core.inputs import collection, columns
+from capeval_core.inputs import collection, columns, texts
 from capeval_core.inputs.boxes import BoxFeatureStore, box_source, boxes_of
 from capeval_core.inputs.decoders import frames_within_limits
 from capeval_core.inputs.images import InputImage, Source, Visual, image_source, resized, within
@@ -301,14 +301,14 @@ def read_texts(path: str | PathLike[str], references: bool = False, **options: s
     """The ids and texts of a file of candidates, or of references."""
     problems = Problems()
     role = "references" if references else "caption"
-    file = columns.read_texts(path, role, problems, columns.FileOptions(**options))
+    file = texts.read_texts(path, role, problems, columns.FileOptions(**options))
     problems.raise_if_any()
     ids = file.ids(file.id_columns[0])
     return [(ids[owner], text) for owner, text in zip(file.owners, file.texts, strict=True)]
 
 
 def read_collection(
-    candidates: Path, images: Path | None, references: Path | None = None, **options: Any
+    candidates: Path, images: Path | None, references: Path | Sequence[Path] | None = None, **options: Any
 ) -> Any:
     """Files joined by image id, with `ids`, `captions`, `images`, `references` and `entries`."""
     more = {name: options.pop(name) for name in ("wide", "medium", "needs_references") if name in options}

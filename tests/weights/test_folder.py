@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import CLIPConfig, CLIPModel
 
+import capeval_core
+from capeval_core.cli import main
 from tests.support.seams import LIMITS, network
 
 
@@ -59,3 +64,21 @@ def test_tensors_do_not_lie_where_the_file_puts_them(seeded_weights: Path) -> No
     """A product of the same numbers has other last bits where a factor begins elsewhere."""
     model = loaded(seeded_weights).model
     assert {tensor.data_ptr() % 64 for tensor in model.state_dict().values()} == {0}
+
+
+def test_a_clip_of_transformers_names_the_command_that_converts_it(
+    tmp_path: Path, images: list[Path]
+) -> None:
+    tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {**tower, "image_size": 32, "patch_size": 16}
+    model = CLIPModel(CLIPConfig(text_config=tower, vision_config=vision, projection_dim=8))
+    folder = tmp_path / "clip-vit-base-patch32"
+    model.save_pretrained(folder)
+    with pytest.raises(ValueError, match="in transformers' format") as caught:
+        capeval_core.load("clips", weights=str(folder))
+    advice = re.search("`capeval (.*)`", str(caught.value))
+    assert advice is not None
+    converted = tmp_path / "converted"
+    command = shlex.split(advice[1].replace("FOLDER", shlex.quote(str(converted))))
+    assert main(command) == 0
+    assert 0 <= capeval_core.load("clips", weights=str(converted)).score(["a dog"], images[:1]).mean <= 2.5

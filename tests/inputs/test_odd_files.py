@@ -1,0 +1,248 @@
+"""Files that hide something: each is read as meant, refused with a way out, or noted with a count."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import openpyxl
+import pandas as pd
+import pytest
+from datasets import Dataset, DatasetDict
+
+from capeval_core.cli import main
+from capeval_core.errors import FileError
+from tests.inputs.test_forms import CAPTIONS, NAMES, REFERENCES, TEXTS, lines, number, put, table
+from tests.support.seams import read_collection
+
+FIRST = {name: texts[0] for name, texts in REFERENCES.items()}
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """CIDEr-D of the plain forms."""
+    folder = tmp_path_factory.mktemp("plain")
+    candidates = put(folder, "c.json", CAPTIONS)
+    return number(folder, "--candidates", candidates, "--references", put(folder, "r.json", REFERENCES))
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """What is printed about files that are refused."""
+    assert main(["score", "ciderd", *map(str, arguments)]) == 2
+    return capsys.readouterr().err
+
+
+# ---- ids
+
+
+def test_two_images_of_one_name_are_refused(tmp_path: Path) -> None:
+    for name in ("a.jpg", "a.png", "b.jpg"):
+        put(tmp_path, f"images/{name}", b"x")
+    with pytest.raises(FileError, match=r"'a' is ambiguous.*'a.jpg' and 'a.png'"):
+        read_collection(put(tmp_path, "c.json", {"a": "x", "b": "y"}), tmp_path / "images")
+    joined = read_collection(put(tmp_path, "d.json", {"a.png": "x"}), tmp_path / "images")
+    assert [image.name for image in joined.images] == ["a.png"]
+
+
+def test_row_numbers_next_to_stems_of_an_unknown_column_are_refused(tmp_path: Path) -> None:
+    for place in range(6):
+        put(tmp_path, f"images/{place}.jpg", b"x")
+    rows = [["id", "asset", "caption"], *([str(n), str(n + 1), text] for n, text in enumerate(TEXTS))]
+    candidates = put(tmp_path, "c.csv", table(rows))
+    with pytest.raises(FileError, match="'id' and 'asset' name different images"):
+        read_collection(candidates, tmp_path / "images")
+    joined = read_collection(candidates, tmp_path / "images", id_column="asset")
+    assert [image.stem for image in joined.images] == ["1", "2", "3", "4", "5"]
+
+
+def test_an_id_in_two_splits_needs_a_choice(
+    tmp_path: Path, right: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    candidates = put(tmp_path, "c.json", CAPTIONS)
+    parts = {
+        "val": [{"image_id": name, "caption": "a zebra"} for name in NAMES],
+        "test": [{"image_id": name, "caption": text} for name in NAMES for text in REFERENCES[name]],
+    }
+    references = put(tmp_path, "r.json", parts)
+    message = refused(capsys, "--candidates", candidates, "--references", references)
+    assert "splits 'val' and 'test'" in message and "--split test" in message
+    chosen = number(tmp_path, "--candidates", candidates, "--references", references, "--split", "test")
+    assert chosen == pytest.approx(right, abs=1e-9)
+
+
+def test_segments_of_several_videos_have_ids_of_their_own(tmp_path: Path) -> None:
+    rows = [{"video_id": name, "timestamp": [0.0, 3.5], "sentence": text} for name, text in CAPTIONS.items()]
+    references = [{**row, "sentence": f"{row['video_id']} is here"} for row in rows]
+    joined = read_collection(put(tmp_path, "c.json", rows), None, put(tmp_path, "r.json", references))
+    assert joined.captions == TEXTS
+    assert joined.references == [[f"{name} is here"] for name in NAMES]
+
+
+# ---- several references
+
+
+@pytest.mark.parametrize("mark", ["|||", " | ", "<sep>"])
+def test_several_references_in_one_cell_are_refused(
+    tmp_path: Path, mark: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [["image", "captions"], *([name, mark.join(texts)] for name, texts in REFERENCES.items())]
+    references = put(tmp_path, "r.csv", table(rows))
+    message = refused(capsys, "--candidates", put(tmp_path, "c.json", CAPTIONS), "--references", references)
+    assert repr(mark) in message and "as a list" in message
+
+
+@pytest.mark.parametrize(("mark", "words"), [("\n", "several lines"), ("; ", "a semicolon")])
+def test_references_that_may_be_several_are_noted(
+    tmp_path: Path, mark: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    references = put(tmp_path, "r.json", {name: mark.join(texts) for name, texts in REFERENCES.items()})
+    number(tmp_path, "--candidates", put(tmp_path, "c.json", CAPTIONS), "--references", references)
+    assert f"5 references hold {words}".replace("hold several", "have several") in capsys.readouterr().err
+
+
+def test_what_one_annotator_left_out_is_noted_and_what_all_left_out_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    candidates = put(tmp_path, "c.json", CAPTIONS)
+    first = put(tmp_path, "a.json", FIRST)
+    second = put(tmp_path, "b.json", {name: REFERENCES[name][1] for name in NAMES if name != "bus"})
+    joined = read_collection(candidates, None, [first, second])
+    assert joined.references == [REFERENCES[name][: 1 if name == "bus" else 2] for name in NAMES]
+    assert any("1 of 5" in text and "'bus'" in text for text in joined.notes)
+    without = put(tmp_path, "a.json", {name: text for name, text in FIRST.items() if name != "bus"})
+    message = refused(capsys, "--candidates", candidates, "--references", without, "--references", second)
+    assert "('bus') has no references" in message
+
+
+def test_marks_written_as_numbers_leave_references_out(
+    tmp_path: Path, right: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [["image", "caption", "is_rejected"], ["dog", "Quality issues are too severe", "1.0"]]
+    rows += [[name, text, "0.0"] for name, texts in REFERENCES.items() for text in texts]
+    references = put(tmp_path, "r.csv", table(rows))
+    found = number(tmp_path, "--candidates", put(tmp_path, "c.json", CAPTIONS), "--references", references)
+    assert found == pytest.approx(right, abs=1e-9)
+    assert "1 reference is left out, marked by is_rejected" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["Karpathy", "lists of lists"])
+def test_words_without_a_text_are_one_reference_each(tmp_path: Path, right: float, form: str) -> None:
+    words = {name: [text.split() for text in texts] for name, texts in REFERENCES.items()}
+    content: dict[str, Any] = dict(words)
+    if form == "Karpathy":
+        images = [
+            {"filename": f"{name}.jpg", "sentences": [{"tokens": tokens} for tokens in texts]}
+            for name, texts in words.items()
+        ]
+        content = {"images": images}
+    references = put(tmp_path, "r.json", content)
+    found = number(tmp_path, "--candidates", put(tmp_path, "c.json", CAPTIONS), "--references", references)
+    assert found == pytest.approx(right, abs=1e-9)
+
+
+# ---- texts and tables
+
+
+def test_a_blank_line_is_an_empty_text_and_moves_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    candidates = put(tmp_path, "hyp.txt", "a dog\n\na bus\n")
+    references = put(tmp_path, "ref.txt", "the dog\nthe cat\nthe bus\n")
+    joined = read_collection(candidates, None, references)
+    assert joined.captions == ["a dog", "", "a bus"]
+    assert joined.references == [["the dog"], ["the cat"], ["the bus"]]
+    shifted = put(tmp_path, "ref.txt", "the dog\n\nthe bus\nthe sea\n")
+    assert "4 records" in refused(capsys, "--candidates", candidates, "--references", shifted)
+
+
+@pytest.mark.parametrize("ending", ["txt", "csv"])
+def test_the_name_of_an_only_column_is_not_a_caption(tmp_path: Path, ending: str) -> None:
+    texts = ["a dog", "two cats, asleep", "BMW cars"]
+    quoted = "".join(f'"{text}"\n' for text in texts)
+    candidates = put(tmp_path, f"c.{ending}", f"caption\n{quoted}")
+    references = put(tmp_path, f"r.{ending}", f"Reference\n{quoted}")
+    joined = read_collection(candidates, None, references)
+    assert joined.captions == texts and joined.references == [[text] for text in texts]
+
+
+def test_a_text_may_begin_as_a_bitmap_does(tmp_path: Path) -> None:
+    path = put(tmp_path, "c.txt", "BMW on a road\na dog\n")
+    assert read_collection(path, None, path).captions == ["BMW on a road", "a dog"]
+
+
+def test_the_line_that_tells_excel_of_semicolons_is_not_the_header(tmp_path: Path, right: float) -> None:
+    rows = table([["image", "caption"], *([name, text] for name, text in CAPTIONS.items())], delimiter=";")
+    candidates = put(tmp_path, "c.csv", f"sep=;\r\n{rows}")
+    references = put(tmp_path, "r.json", REFERENCES)
+    found = number(tmp_path, "--candidates", candidates, "--references", references)
+    assert found == pytest.approx(right, abs=1e-9)
+
+
+def test_a_decimal_comma_is_not_taken_for_the_end_of_a_cell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = "".join(f"{name},0,5,{text}\n" for name, text in CAPTIONS.items())
+    candidates = put(tmp_path, "c.csv", f"image,score,caption\n{rows}")
+    references = put(tmp_path, "r.json", REFERENCES)
+    message = refused(capsys, "--candidates", candidates, "--references", references)
+    assert "4 cells, the header has 3" in message and "--caption-column" not in message
+
+
+def test_rows_of_a_workbook_may_end_early(tmp_path: Path, right: float) -> None:
+    book = openpyxl.Workbook(write_only=True)
+    sheet = book.create_sheet("captions")
+    sheet.append(["image", "caption", "note"])
+    for name, text in CAPTIONS.items():
+        sheet.append([name, text])
+    file = io.BytesIO()
+    book.save(file)
+    candidates = put(tmp_path, "c.xlsx", file.getvalue())
+    references = put(tmp_path, "r.json", REFERENCES)
+    found = number(tmp_path, "--candidates", candidates, "--references", references)
+    assert found == pytest.approx(right, abs=1e-9)
+
+
+def test_objects_of_one_id_each_are_read_in_a_list(tmp_path: Path, right: float) -> None:
+    candidates = put(tmp_path, "c.json", [{name: text} for name, text in CAPTIONS.items()])
+    references = put(tmp_path, "r.json", REFERENCES)
+    found = number(tmp_path, "--candidates", candidates, "--references", references)
+    assert found == pytest.approx(right, abs=1e-9)
+
+
+def test_an_answer_in_json_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"image": name, "response": json.dumps({"caption": text})} for name, text in CAPTIONS.items()]
+    candidates = put(tmp_path, "c.jsonl", lines(rows))
+    number(tmp_path, "--candidates", candidates, "--references", put(tmp_path, "r.json", REFERENCES))
+    assert "5 of 5 captions hold marks" in capsys.readouterr().err
+
+
+# ---- folders of datasets
+
+
+@pytest.mark.parametrize("form", ["one split", "splits", "Parquet shards"])
+def test_a_saved_dataset_is_read(
+    tmp_path: Path, form: str, right: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = pd.DataFrame({"file_name": [f"{name}.jpg" for name in NAMES], "caption": TEXTS})
+    other = rows.assign(caption="a zebra")
+    folder = tmp_path / "data"
+    flags: list[str] = []
+    if form == "one split":
+        Dataset.from_pandas(rows).save_to_disk(folder)
+        other.to_feather(folder / "cache-0123.arrow")  # as `map` leaves it there
+    elif form == "splits":
+        parts = {"train": Dataset.from_pandas(other), "test": Dataset.from_pandas(rows)}
+        DatasetDict(parts).save_to_disk(folder)
+        flags = ["--split", "test"]
+    else:
+        folder.mkdir()
+        rows[:2].to_parquet(folder / "test-00000-of-00002.parquet")
+        rows[2:].to_parquet(folder / "test-00001-of-00002.parquet")
+    references = put(tmp_path, "r.json", REFERENCES)
+    if flags:
+        message = refused(capsys, "--candidates", folder, "--references", references)
+        assert "--split test" in message
+    found = number(tmp_path, "--candidates", folder, "--references", references, *flags)
+    assert found == pytest.approx(right, abs=1e-9)
