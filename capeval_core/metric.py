@@ -20,7 +20,7 @@ from capeval_core.fetching import listed_entry, open_listed
 from capeval_core.inputs.notes import Notes
 from capeval_core.inputs.samples import Samples, argument_of, check_samples, medium_of, united
 from capeval_core.kept import check_folder
-from capeval_core.options import Settings, compact, option
+from capeval_core.options import Settings, option
 from capeval_core.project import __version__
 from capeval_core.registry import media_of, network, package_of
 from capeval_core.result import Result, Values, warn_of
@@ -131,9 +131,19 @@ class CommonOptions(Settings):
         return values
 
     def signed(self) -> list[str]:
-        """`name:value` of each option that moves the score, in the order of the class."""
-        signs = [(one.sign, self._recorded(name)) for name, one in self.describe().items()]
-        return [f"{sign}:{compact(value)}" for sign, value in signs if sign and value is not None]
+        """`name:value` of each option that moves the score and is not at its default, in their order."""
+        fields = []
+        for name, description in self.describe().items():
+            value = self._recorded(name)
+            if description.sign is not None and value is not None:
+                fields.append(description.signed(value))
+        return self.without_defaults(fields)
+
+    @classmethod
+    def without_defaults(cls, fields: Sequence[str]) -> list[str]:
+        """The fields of a signature that state no default, so that a new option changes no signature."""
+        defaults = {description.default_sign for description in cls.describe().values()}
+        return [field for field in fields if field not in defaults]
 
     def _recorded(self, name: str) -> Any:
         value = getattr(self, name)

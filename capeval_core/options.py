@@ -29,6 +29,7 @@ class OptionDescription:
     encodes: bool = False  # whether rows depend on it, so that rows on disk of another value are refused
     minimum: float | None = None  # the least number allowed
     flag: bool | str = True  # whether the command line has a flag for it; or a switch for its only value
+    none_means: Any = None  # the usual value behind None, of an option that is filled in as the metric opens
     name: str = ""
     members: Sequence[Any] = ()
 
@@ -36,6 +37,16 @@ class OptionDescription:
     def type(self) -> str:
         names = [_TYPE_NAMES.get(m, m.__name__) if isinstance(m, type) else repr(m) for m in self.members]
         return " | ".join(names)
+
+    @property
+    def default_sign(self) -> str | None:
+        """How a signature would state the default; None where it has nothing to state."""
+        usual = self.none_means if self.default is None else self.default
+        return None if self.sign is None or usual is None else self.signed(usual)
+
+    def signed(self, value: Any) -> str:
+        """`name:value`, as in signatures."""
+        return f"{self.sign}:{compact(value)}"
 
     @property
     def choices(self) -> list[Any]:
@@ -73,9 +84,10 @@ def option(
     encodes: bool = False,
     minimum: float | None = None,
     flag: bool | str = True,
+    none_means: Any = None,
 ) -> Any:
     """A field of a class of options; what the arguments mean stands in `OptionDescription`."""
-    about = OptionDescription(default, help, sign, encodes, minimum, flag)
+    about = OptionDescription(default, help, sign, encodes, minimum, flag, none_means)
     return field(default=default, metadata={"about": about})
 
 
@@ -136,6 +148,8 @@ class Settings:
 
 def compact(value: Any) -> str:
     """A value in a signature; a whole number reads alike as an int and as a float."""
-    text = np.format_float_positional(value, trim="-") if isinstance(value, float) else str(value)
+    text = str(value)
+    if isinstance(value, float):
+        text = np.format_float_positional(value + 0.0, trim="-")  # -0.0 is 0
     # `|` separates the fields of a signature; quotes show where any other than a simple text ends.
     return text if re.fullmatch(r"[\w.-]+", text, re.ASCII) else ascii(text).replace("|", r"\x7c")

@@ -107,6 +107,21 @@ def metric_of(signature: str) -> type[CaptionMetric]:
     return metric_class(fields.get("capeval", signature), fields.get("media"))
 
 
+def current_signature(signature: str) -> str:
+    """A signature without the options at their defaults, which earlier ones stated.
+
+    That of a metric whose package is not installed is given back as it is.
+
+    >>> current_signature("capeval:clips|weights:tiny@1|dtype:float32|w:2.5|prompt:''|v:0.1.0")
+    "capeval:clips|weights:tiny@1|prompt:''|v:0.1.0"
+    """
+    try:
+        options = metric_of(signature).Options
+    except ValueError:
+        return signature
+    return "|".join(options.without_defaults(signature.split("|")))
+
+
 def package_of(metric: type[CaptionMetric]) -> str | None:
     """`name@version` of the installed package that declares a metric by an entry point, if one does."""
     entry = None if metric.__module__.startswith("capeval_core.") else _entry_points().get(metric.name)
@@ -131,7 +146,7 @@ def load(name: str, *, media: str | None = None, fetch: bool = False, **options:
 
     >>> metric = load("pacs", weights="tiny")
     >>> metric.signature()
-    "capeval:pacs|weights:tiny@...|dtype:float32|w:2|prompt:'A photo depicts '|v:0.1.0"
+    'capeval:pacs|weights:tiny@...|v:0.1.0'
     """
     class_ = metric_class(name, media)
     unknown = options.keys() - class_.Options.describe().keys()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from capeval_core import statistics
 from capeval_core.errors import counted, warn
-from capeval_core.registry import METRICS, metric_class
+from capeval_core.registry import METRICS, current_signature, metric_class
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -275,12 +275,7 @@ class Result:
             raise TypeError(f"compare: expected another Result, found a {type(other).__name__}")
         self._clusters("compare()")
         if self.signature != other.signature:
-            fix = "score both systems with the same settings"
-            fields = set(self.signature.split("|")) ^ set(other.signature.split("|"))
-            if all(field.startswith("statistics:") for field in fields):
-                fix = "each was weighed by its own texts: score both in one command, or with equal statistics"
-            found = "these results are not comparable, their signatures differ"
-            raise ValueError(f"{found}:\n    {self.signature}\n    {other.signature}\n{fix}")
+            _check_settings(current_signature(self.signature), current_signature(other.signature))
         return self.compare_within_run(other, level)
 
     def compare_within_run(self, other: Result, level: float = 0.95) -> statistics.Comparison:
@@ -379,6 +374,18 @@ class Result:
         return statistics.Clusters.of(
             self.scores, self.groups, self.formula, summands, self.visual, self.range
         )
+
+
+def _check_settings(first: str, second: str) -> None:
+    """Refuse to compare results of these two signatures, unless they are equal."""
+    if first == second:
+        return
+    fix = "score both systems with the same settings"
+    fields = set(first.split("|")) ^ set(second.split("|"))
+    if all(field.startswith("statistics:") for field in fields):
+        fix = "each was weighed by its own texts: score both in one command, or with equal statistics"
+    found = "these results are not comparable, their signatures differ"
+    raise ValueError(f"{found}:\n    {first}\n    {second}\n{fix}")
 
 
 def parts_of(values: Values, rows: pa.Table) -> dict[str, Any]:

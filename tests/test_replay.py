@@ -270,7 +270,7 @@ def test_other_settings_and_lost_captions_are_named(tmp_path: Path) -> None:
     for item, file in zip(ITEMS, same, strict=True):  # the same pictures in other files
         Image.open(item.image).save(file, compress_level=0)
     found = replay(made, GIVEN["captions"], same, w=1.0)
-    assert list(found.stages) == ["score"] and "w 2 there, 1 here" in found.sentence
+    assert list(found.stages) == ["score"] and "w by default there, 1 here" in found.sentence
     assert list(replay(made, GIVEN["captions"], IMAGES, dtype="bfloat16").stages) == ["features"]
     found = replay(made, GIVEN["captions"][:7], IMAGES[:7])
     assert not found.equal and not found.stages and "1 captions are in one" in found.sentence

@@ -20,7 +20,7 @@ from capeval_core.inputs.samples import Samples
 from capeval_core.metric import Reranker, prepared
 from capeval_core.models.rounding import OF_FORMULAS, rounding
 from capeval_core.phrases.ptb import shared_words
-from capeval_core.registry import load
+from capeval_core.registry import current_signature, load
 from capeval_core.result import Result
 from capeval_core.rows import canonical
 
@@ -230,10 +230,14 @@ def _reason(stage: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> st
     """The likely reason of a first difference, with the settings and versions that differ."""
     if stage in ("caption", "references", "image"):
         return _STAGES[stage]
-    parts = ([part.partition(":")[::2] for part in side["signature"].split("|")] for side in (there, here))
+    signatures = [current_signature(side["signature"]) for side in (there, here)]
+    parts = ([part.partition(":")[::2] for part in signature.split("|")] for signature in signatures)
     old, new = ({**dict(own), **side["versions"]} for own, side in zip(parts, (there, here), strict=True))
-    changed = [name for name in old if old[name] != new.get(name)]
+    changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     reason = "statistics of other texts" if changed == ["statistics"] else _STAGES[stage]
     reason = "other weights" if stage == "features" and there["models"] != here["models"] else reason
-    listed = "; ".join(f"{name} {old[name]} there, {new.get(name)} here" for name in changed)
+    usual = "by default"  # a signature leaves options at their defaults out
+    listed = "; ".join(
+        f"{name} {old.get(name, usual)} there, {new.get(name, usual)} here" for name in changed
+    )
     return reason + f" ({listed})" * bool(listed)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -493,12 +493,15 @@ class EcoOptions(CommonOptions):
         """The formula of the consensus, also where the option `consensus` leaves it to `compat`."""
         return self.consensus or ("tfidf" if self.compat == "released" else "cider")
 
-    def signed(self) -> list[str]:
-        """As for all options, with the formula spelt out, and documents only where the formula has any."""
-        signs = super(EcoOptions, replace(self, consensus=self.consensus_formula)).signed()
-        if self.consensus_formula != "tfidf":
-            return signs
-        return [sign for sign in signs if not sign.startswith("consensus_documents:")]
+    @classmethod
+    def without_defaults(cls, fields: Sequence[str]) -> list[str]:
+        """As for all options; the usual consensus follows `compat`, and TF-IDF compares no documents."""
+        usual = "consensus:tfidf" if "compat:released" in fields else "consensus:cider"
+        stated = [field for field in super().without_defaults(fields) if field != usual]
+        formula = next((field for field in stated if field.startswith("consensus:")), usual)
+        if formula == "consensus:tfidf":
+            stated = [field for field in stated if not field.startswith("consensus_documents:")]
+        return stated
 
 
 @facts("eco")

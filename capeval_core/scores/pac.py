@@ -63,6 +63,7 @@ class PacOptions(CommonOptions):
         "put before captions and references; None: the weights' own, else the paper's",
         sign="prompt",
         encodes=True,
+        none_means=PROMPT,  # the papers of PAC-S and CLIP-S have the same
     )
     decoders: int | None = option(
         None,
@@ -97,14 +98,13 @@ class PacS(CaptionMetric):
     ROW = row_schema(
         COVERAGE, column("cosine", pa.float32(), "cosine of caption and image, null where the image failed")
     )
-    usual_prompt: ClassVar[str] = PROMPT
-    """Where neither options nor weights have one; the papers of PAC-S and CLIP-S have the same."""
 
     options: PacOptions
 
     def open_models(self) -> dict[str, Model]:
         if self.options.prompt is None:
-            prompt = self.folder.config.get("constants", {}).get("prompt", self.usual_prompt)
+            usual = self.options.describe()["prompt"].none_means
+            prompt = self.folder.config.get("constants", {}).get("prompt", usual)
             self.options = replace(self.options, prompt=prompt)
         return super().open_models()
 

@@ -50,7 +50,11 @@ class SpecsOptions(PacOptions):
         sign="scale",
     )
     prompt: str | None = option(
-        None, "put before captions; None: the weights' own, else none", sign="prompt", encodes=True
+        None,
+        "put before captions; None: the weights' own, else none",
+        sign="prompt",
+        encodes=True,
+        none_means="",
     )
 
 
@@ -59,7 +63,6 @@ class Specs(PacS):
     """SPECS: cos(caption, image), without references; captions of up to 248 tokens are read."""
 
     Options: ClassVar[type[CommonOptions]] = SpecsOptions
-    usual_prompt = ""
     options: SpecsOptions
 
     def aggregate(self, rows: pa.Table) -> Values:
