@@ -33,17 +33,8 @@ from capeval_core.phrases.ngrams import Documents, consensus, tfidf_consensus
 from capeval_core.phrases.ptb import ptb_tokens
 from capeval_core.registry import network, network_of
 from capeval_core.result import Values, plain
-from capeval_core.rows import (
-    COVERAGE,
-    Task,
-    Texts,
-    canonical,
-    column,
-    encode_tasks,
-    lists,
-    nullable,
-    row_schema,
-)
+from capeval_core.rows import COVERAGE, Texts, canonical, column, lists, nullable, row_schema
+from capeval_core.run import Task, encode_tasks
 from capeval_core.scores.facts import facts
 from capeval_core.weights.catalogue import ECO_MEMBERS, EVA_CLIP, WeightsEntry
 from capeval_core.weights.folder import WeightsError, WeightsFolder
@@ -477,17 +468,6 @@ class EcoOptions(CommonOptions):
         sign="consensus_documents",
     )
 
-    def check(self, metric: Any) -> None:
-        super().check(metric)
-        for name in [] if self.members is None else _member_names(self.members, tiny=False):
-            if name not in _KNOWN and "/" not in name and not expanded_path(name).is_dir():
-                found = f"it is neither known ({', '.join(_KNOWN)}), nor a Hub id (org/name), nor a folder"
-                raise WeightsError(_not_opened(name, f"{found}{did_you_mean(name, _KNOWN)}"))
-
-    def check_input(self, metric: Any, *inputs: Any, **how: Any) -> Samples:
-        samples = super().check_input(metric, *inputs, **how)
-        return images_in_rgb(samples) if self.compat == "released" else samples
-
     @property
     def consensus_formula(self) -> Literal["cider", "cider_d", "tfidf"]:
         """The formula of the consensus, also where the option `consensus` leaves it to `compat`."""
@@ -519,6 +499,19 @@ class Eco(Reranker):
     )
 
     options: EcoOptions
+
+    @classmethod
+    def check_options(cls, options: Any) -> None:
+        super().check_options(options)
+        for name in [] if options.members is None else _member_names(options.members, tiny=False):
+            if name not in _KNOWN and "/" not in name and not expanded_path(name).is_dir():
+                found = f"it is neither known ({', '.join(_KNOWN)}), nor a Hub id (org/name), nor a folder"
+                raise WeightsError(_not_opened(name, f"{found}{did_you_mean(name, _KNOWN)}"))
+
+    @classmethod
+    def check_input(cls, options: Any, *inputs: Any, **settings: Any) -> Samples:
+        samples = super().check_input(options, *inputs, **settings)
+        return images_in_rgb(samples) if options.compat == "released" else samples
 
     @classmethod
     def entries(cls, options: Any) -> list[WeightsEntry]:

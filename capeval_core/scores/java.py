@@ -88,16 +88,17 @@ def meteor(sums: Floats) -> Floats:
 class JavaOptions(NgramOptions):
     """Options of METEOR and SPICE."""
 
-    def check(self, metric: Any) -> None:
-        super().check(metric)
-        check_java([metric.title])
-
 
 class JavaMetric(NgramMetric):
     """A metric whose program is in Java."""
 
     program: ClassVar[str]
     Options: ClassVar[type[CommonOptions]] = JavaOptions
+
+    @classmethod
+    def check_options(cls, options: Any) -> None:
+        super().check_options(options)
+        check_java([cls.title])
 
     def open_models(self) -> dict[str, Model]:
         return {**super().open_models(), "java": Model(self.program, self.program)}

@@ -71,16 +71,6 @@ class PacOptions(CommonOptions):
         minimum=1,
     )
 
-    def check(self, metric: Any) -> None:
-        super().check(metric)
-        if self.prompt is not None:
-            from capeval_core.encoders.clip import context_length
-            from capeval_core.encoders.tokenizers import ClipTokenizer
-
-            length = context_length(self.weights or metric.default_weights.repository, tiny=metric.tiny)
-            if length is not None:
-                _check_prompt(self.prompt, ClipTokenizer(length))
-
 
 @dataclass(frozen=True, kw_only=True)
 class ClipsOptions(PacOptions):
@@ -100,6 +90,21 @@ class PacS(CaptionMetric):
     )
 
     options: PacOptions
+
+    @classmethod
+    def check_options(cls, options: Any) -> None:
+        super().check_options(options)
+        if options.prompt is not None and cls.default_weights and cls.tiny:
+            from capeval_core.encoders.clip import context_length
+            from capeval_core.encoders.tokenizers import ClipTokenizer
+
+            length = context_length(options.weights or cls.default_weights.repository, tiny=cls.tiny)
+            if length is not None:
+                _check_prompt(options.prompt, ClipTokenizer(length))
+
+    @classmethod
+    def check_input(cls, options: Any, *inputs: Any, **settings: Any) -> Samples:
+        return super().check_input(options, *inputs, decoders=options.decoders, **settings)
 
     def open_models(self) -> dict[str, Model]:
         if self.options.prompt is None:

@@ -54,10 +54,6 @@ class UmicOptions(RegionOptions):
         encodes=True,
     )
 
-    def check(self, metric: Any) -> None:
-        super().check(metric)
-        check_selection(self.regions, self.selection)
-
 
 @facts("umic")
 class Umic(RegionMetric):
@@ -66,6 +62,11 @@ class Umic(RegionMetric):
     default_regions = FASTER_RCNN_VG
     Options: ClassVar[type[CommonOptions]] = UmicOptions
     ROW = row_schema(column("logit", pa.float32(), "logit of the ranking head, null where the image failed"))
+
+    @classmethod
+    def check_options(cls, options: Any) -> None:
+        super().check_options(options)
+        check_selection(options.regions, options.selection)
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         for window in windows(batch, CAPTIONS_AT_ONCE):
