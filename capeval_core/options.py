@@ -109,7 +109,8 @@ class Settings:
     """A dataclass whose fields are made by `option` and checked when they are set."""
 
     without: ClassVar[tuple[str, ...]] = ()
-    """Options of the class's bases that it does not take: no door offers, signs or stamps them."""
+    """Options of the class's bases that it does not take: no door offers, signs or stamps them. The field
+    stays, at its default, so that code for all metrics reads it without asking whether there is one."""
 
     def __post_init__(self) -> None:
         problems = Problems()
@@ -126,12 +127,14 @@ class Settings:
     @cache
     def describe(cls) -> dict[str, OptionDescription]:
         """The options that the class takes, by name."""
-        hints = typing.get_type_hints(cls)
-        return {
-            spec.name: replace(spec.metadata["about"], name=spec.name, members=_members(hints[spec.name]))
-            for spec in fields(cls)
-            if spec.name not in cls.without
-        }
+        return {name: cls.description(name) for name in _names(cls) if name not in cls.without}
+
+    @classmethod
+    def description(cls, name: str) -> OptionDescription:
+        """The description of an option, also of one that the class is `without`."""
+        hint = typing.get_type_hints(cls)[name]
+        stated: OptionDescription = cls.__dataclass_fields__[name].metadata["about"]
+        return replace(stated, name=name, members=_members(hint))
 
     @classmethod
     def of(cls, whose: str, keywords: dict[str, Any]) -> Self:
@@ -144,6 +147,10 @@ class Settings:
         if type(keywords.get("device")).__module__ == "torch":
             keywords = keywords | {"device": str(keywords["device"])}
         return cls(**keywords)
+
+
+def _names(options: type[Settings]) -> list[str]:
+    return [field.name for field in fields(options)]
 
 
 def compact(value: Any) -> str:

@@ -54,10 +54,16 @@ def ref_pac_score(pac: Doubles, reference_cosine: Doubles, *, released: bool = F
 
 
 @dataclass(frozen=True, kw_only=True)
-class PacOptions(CommonOptions):
-    """Options of PAC-S and RefPAC-S."""
+class ScaleOptions(CommonOptions):
+    """The scale of a score."""
 
     w: float = option(2.0, "scale of the score, w of eq. 1", sign="w", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions(CommonOptions):
+    """The prompt before captions, and the decoding of images."""
+
     prompt: str | None = option(
         None,
         "put before captions and references; None: the weights' own, else the paper's",
@@ -73,23 +79,26 @@ class PacOptions(CommonOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PacOptions(PromptOptions, ScaleOptions):
+    """Options of PAC-S and RefPAC-S; CLIP-S inherits what is added here, SPECS what `PromptOptions` has."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClipsOptions(PacOptions):
     """Options of CLIP-S and RefCLIP-S."""
 
     w: float = option(2.5, "scale of the score, w of section 3", sign="w", minimum=0)
 
 
-@facts("pacs")
-class PacS(CaptionMetric):
-    """PAC-S: w max(cos(caption, image), 0), eq. 1, without references."""
+class ClipCosine(CaptionMetric):
+    """A metric on the cosine of a caption behind a prompt and an image; `aggregate` makes the score of it."""
 
-    Options: ClassVar[type[CommonOptions]] = PacOptions
     languages = ("English",)
     ROW = row_schema(
         COVERAGE, column("cosine", pa.float32(), "cosine of caption and image, null where the image failed")
     )
 
-    options: PacOptions
+    options: PromptOptions
 
     @classmethod
     def check_options(cls, options: Any) -> None:
@@ -108,7 +117,7 @@ class PacS(CaptionMetric):
 
     def open_models(self) -> dict[str, Model]:
         if self.options.prompt is None:
-            usual = self.options.describe()["prompt"].none_means
+            usual = self.options.description("prompt").none_means
             prompt = self.folder.config.get("constants", {}).get("prompt", usual)
             self.options = replace(self.options, prompt=prompt)
         return super().open_models()
@@ -140,6 +149,14 @@ class PacS(CaptionMetric):
                 columns["reference_cosines"] = texts.cosines(part, encoded.features)
             yield pa.table(columns, schema=self.ROW)
             start = part.stop
+
+
+@facts("pacs")
+class PacS(ClipCosine):
+    """PAC-S: w max(cos(caption, image), 0), eq. 1, without references."""
+
+    Options: ClassVar[type[CommonOptions]] = PacOptions
+    options: PacOptions
 
     def aggregate(self, rows: pa.Table) -> Values:
         cosine, w = rows["cosine"].to_numpy().astype(np.float64), self.options.w
