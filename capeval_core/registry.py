@@ -101,6 +101,25 @@ def metric_class(name: str, media: str | None = None) -> type[CaptionMetric]:
     raise ValueError(f"unknown metric {name!r}{hint} (known: {', '.join(names)})")
 
 
+def tokens_read(name: str) -> int:
+    """How many tokens of a caption a metric of this package usually reads; 0: all, or unknown."""
+    reads = _OURS.get(name, {}).get("advice", {}).get("reads", "")  # such as "77 a phrase"
+    number, _, _ = reads.partition(" ")
+    return int(number) if number.isdigit() else 0
+
+
+def next_longer_reader(tokens: int) -> tuple[str, int] | None:
+    """The metric that reads the next larger number of tokens of a caption, and this number, if any does."""
+    longer = []
+    for name in METRICS:
+        if tokens_read(name) > tokens:
+            longer.append((tokens_read(name), name))
+    if not longer:
+        return None
+    number, name = min(longer)
+    return name, number
+
+
 def metric_of(signature: str) -> type[CaptionMetric]:
     """The class of the metric that a signature is of; ValueError where a package is missing."""
     fields = dict(field.partition(":")[::2] for field in signature.split("|")[:2])

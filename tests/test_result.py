@@ -158,3 +158,18 @@ def test_a_signature_of_an_absent_package_is_compared_as_it_is() -> None:
     assert first.compare(first).difference == 0
     with pytest.raises(ValueError, match="not comparable"):
         first.compare(replace(first, signature="capeval:absent|package:a@1|v:1"))
+
+
+def test_a_file_of_an_absent_package_is_read_like_any_other() -> None:
+    """Lower is better, as the file says; an earlier file says nothing of it."""
+    first = result([0.5, 0.2, 0.9], metric="absent", higher_is_better=False, reads=64)
+    first = replace(first, parts={"coverage": [0.5, 1.0, 1.0]})
+    saved = json.loads(json_text(first.to_dict()))
+    again = Result.from_dict(saved)
+    assert [caption["index"] for caption in again.best(3)] == [1, 0, 2]
+    assert [caption["index"] for caption in again.worst(1)] == [2]
+    assert again.unseen == first.unseen and "pacs reads 77 tokens" not in first.unseen
+    assert first.unseen.startswith("17% of words were not seen: ") and again.to_dict() == first.to_dict()
+    earlier = {name: saved[name] for name in saved if name not in ("higher_is_better", "reads")}
+    assert Result.from_dict(earlier).best(1)[0]["index"] == 2
+    assert Result.from_dict(earlier | {"metric": "pacs"}).unseen.endswith(": specs reads 248 tokens")

@@ -42,7 +42,13 @@ _SHARE = 1e-3  # of a score's difference, which a difference of features explain
 
 
 def bundle_of(result: Result, ids: Any = None, *, texts: bool = False) -> dict[str, Any]:
-    """Settings, versions, and per caption a line of its stages: six bytes of a digest each, or a number."""
+    """A bundle for `capeval replay`, in JSON's types: settings, versions, and a line of stages per caption.
+
+    A stage is six bytes of a digest, or a number. No image, and no text unless `texts`. ValueError if the
+    result was made without `evidence=True`, or by a metric that chooses among captions.
+    """
+    if result.source is None:
+        raise ValueError(f"a bundle needs the evidence: load({result.metric!r}, ..., evidence=True)")
     metric, samples, rows = result.source
     if isinstance(metric, Reranker):
         raise ValueError(f"bundle: {metric.name} chooses among captions, and a bundle has a score for each")
@@ -148,7 +154,7 @@ def check_bundle(bundle: Any) -> None:
     keys = {"format", "metric", "media", "options", "signature", "models", "versions", "columns", "rows"}
     there = isinstance(bundle, Mapping) and keys <= {*bundle} and bundle["format"] == _FORMAT
     if not there or {line.count(" ") for line in bundle["rows"]} - {len(bundle["columns"]) - 1}:
-        fix = "pass one of `result.bundle()` or `capeval score --bundle`"
+        fix = "pass one of `bundle_of(result)` or `capeval score --bundle`"
         raise InputError(Problem(at("bundle"), "is no bundle of this version, or damaged", fix))
 
 
