@@ -9,14 +9,14 @@ import os
 import re
 import shlex
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from itertools import islice
 from os import PathLike
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 Index = int | tuple[int | str, ...] | None  # position in an argument: `3`, `(3, 1)`, `(17, "bytes")`
 Kind = type[ValueError] | type[TypeError]
@@ -73,13 +73,13 @@ def place(argument: str, path: Sequence[int | str]) -> str:
     return _DOOR.get().names.get(argument, argument) + "".join(steps)
 
 
-def setting(name: str, value: Any, before: str = "") -> str:
+def setting(name: str, value: object, before: str = "") -> str:
     """Advice, `empty='score'` or `--empty score`; `before` goes where a door has no such option."""
     advice = _DOOR.get().advice
     return f"{before}{_assigned(name, value)}" if advice is None else advice(name, value)
 
 
-def _assigned(name: str, value: Any) -> str:
+def _assigned(name: str, value: object) -> str:
     """`empty='score'`, or `--empty score`; an option that is off is `--no-idf`."""
     door = _DOOR.get()
     switch = door.names.get(f"{name}={value}") if isinstance(value, str) else None
@@ -261,7 +261,7 @@ def file_error(path: str | PathLike[str], problem: str, fix: str = "", index: st
 
 
 def wrong_option(
-    name: str, value: Any, problem: str, fix: str = "", kind: Kind = ValueError
+    name: str, value: object, problem: str, fix: str = "", kind: Kind = ValueError
 ) -> ProblemsError:
     """The error about the value of an option: `batch_size=0 is ...`, or `--batch-size 0 is ...`."""
     return Problems([Problem(_assigned(name, value), problem, fix, kind)]).error()
@@ -278,7 +278,7 @@ def did_you_mean(name: str, known: Iterable[str], *, closeness: float = 0.6) -> 
     return f": did you mean {close[0]!r}?" if close else ""
 
 
-def described(value: Any, *, none: str = "None") -> str:
+def described(value: object, *, none: str = "None") -> str:
     """A wrong value in few words: `the number 5`, `a list of length 3`; `none` is what None is called."""
     if value is None:
         return none
@@ -287,12 +287,12 @@ def described(value: Any, *, none: str = "None") -> str:
     kind = type(value).__name__
     article = "an" if kind[:1].lower() in "aeiou" else "a"
     try:
-        return f"{article} {kind} of length {len(value)}"
+        return f"{article} {kind} of length {len(cast(Sized, value))}"
     except Exception:  # a length of the user's own may fail in any way
         return f"{article} {kind}"
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value as Python writes it, paths as texts, numbers in at most 40 digits."""
     if isinstance(value, PurePath):
         value = str(value)

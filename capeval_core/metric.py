@@ -367,7 +367,7 @@ class CaptionMetric(ABC):
         return result
 
     @classmethod
-    def _visuals_among(cls, visuals: Mapping[str, Any], references: Any) -> Any:
+    def _visuals_among(cls, visuals: Mapping[str, Any], references: object) -> Any:
         """The visuals that this metric scores, None where it scores texts alone; others are refused."""
         argument = argument_of(cls.media)
         unsuited = []
@@ -391,7 +391,7 @@ class CaptionMetric(ABC):
         return None
 
     @classmethod
-    def check_options(cls, options: Any) -> None:
+    def check_options(cls, options: CommonOptions) -> None:
         """Refuse `Options` that cannot work for this metric, before weights are opened."""
         if options.weights is not None and cls.default_weights is None:
             problem = f"{cls.name} has no weights"
@@ -411,10 +411,10 @@ class CaptionMetric(ABC):
     @classmethod
     def check_input(
         cls,
-        options: Any,
-        captions: Any,
-        images: Any,
-        references: Any = None,
+        options: CommonOptions,
+        captions: object,
+        images: object,
+        references: object = None,
         *,
         decoders: int | None = None,
         progress: bool = False,
@@ -439,7 +439,7 @@ class CaptionMetric(ABC):
         )
 
     @classmethod
-    def check_separable(cls, options: Any, *, scores: bool = True) -> None:
+    def check_separable(cls, options: CommonOptions, *, scores: bool = True) -> None:
         """Refuse options by which a caption's score, or already its row, depends on the other captions."""
         if scores and cls.relative is not None:
             problem = f"{cls.name} cannot score a collection part by part: {cls.relative}"
@@ -452,7 +452,7 @@ class CaptionMetric(ABC):
             problem = f"{cls.name} needs statistics of the whole corpus before it encodes a part"
             raise ValueError(f"{problem}: {fix}")
 
-    def check(self, captions: Any, images: Any, references: Any = None) -> Samples:
+    def check(self, captions: object, images: object, references: object = None) -> Samples:
         """The input of `score`, checked by this metric's needs and options; `images` may be videos."""
         return self.check_input(self.options, captions, images, references)
 

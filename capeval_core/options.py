@@ -50,7 +50,7 @@ class OptionDescription:
         usual = self.none_means if self.default is None else self.default
         return None if self.sign is None or usual is None else self.signed(usual)
 
-    def signed(self, value: Any) -> str:
+    def signed(self, value: object) -> str:
         """`name:value`, as in signatures."""
         return f"{self.sign}:{compact(value)}"
 
@@ -59,7 +59,7 @@ class OptionDescription:
         """The accepted values of a Literal."""
         return [member for member in self.members if not isinstance(member, type)]
 
-    def check(self, value: Any) -> None:
+    def check(self, value: object) -> None:
         """Refuse a value of another type, or out of bounds."""
         refusal = partial(wrong_option, self.name, value)
         expected = f"expected {self.type.replace(' | ', ' or ')}"
@@ -183,7 +183,7 @@ class Settings:
         return cls(**keywords)
 
 
-def compact(value: Any) -> str:
+def compact(value: object) -> str:
     """A value in a signature; a whole number reads alike as an int and as a float."""
     text = str(value)
     if isinstance(value, float):

@@ -111,7 +111,7 @@ class Result:
             "error": self.errors.get(number),
         }
 
-    def _number(self, index: Any, place: str, least: int = 0) -> int:
+    def _number(self, index: object, place: str, least: int = 0) -> int:
         """The index of a caption as an int; TypeError or IndexError if it is not one."""
         if not isinstance(index, (int, np.integer)) or isinstance(index, bool):
             raise TypeError(f"{place.format(repr(index))}: expected the number of a caption")
@@ -444,7 +444,7 @@ def warn_of(result: Result) -> None:
         warn(f"{result.metric}: {result.lack}, so {consequence}")
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """`value` in JSON's types: numpy's become Python's, NaN and infinities None."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
@@ -455,7 +455,7 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def json_text(content: Any) -> str:
+def json_text(content: object) -> str:
     """`content` as a file of JSON, without the tokens NaN and Infinity, which strict readers refuse."""
     return json.dumps(plain(content), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
 

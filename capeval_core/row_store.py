@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from capeval_core.inputs.images import ImageError
+from capeval_core.inputs.images import ImageError, Visual
 from capeval_core.inputs.samples import Samples
 from capeval_core.kept import DamagedError, Kept, check_folder, digest_of, read_kept
 from capeval_core.limits import LIMITS
@@ -31,13 +31,13 @@ def kept_rows(folder: str | PathLike[str]) -> Callable[[str, Any, Sequence[str]]
             encoded = rows.filter(pc.is_null(rows["error"]))
             digests.update(encoded[CONTENT].to_pylist())
 
-    def has_row(caption: str, visual: Any, references: Sequence[str]) -> bool:
+    def has_row(caption: str, visual: Visual[Any], references: Sequence[str]) -> bool:
         return content_of(caption, visual, references) in digests
 
     return has_row
 
 
-def content_of(caption: str, visual: Any, references: Sequence[str]) -> str:
+def content_of(caption: str, visual: Visual[Any], references: Sequence[str]) -> str:
     """The digest of a caption, its image and its references, by which a stored row is found again."""
     try:
         image = visual.key

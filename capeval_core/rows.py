@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from capeval_core.encoders.tokenizers import coverage
 from capeval_core.inputs.samples import Samples
@@ -86,7 +86,7 @@ class Texts:
         """The caption of each reference of a part, by its position within the part."""
         return np.repeat(np.arange(part.stop - part.start), self.counts[part])
 
-    def total(self, part: slice, values: Any) -> NDArray[np.int64]:
+    def total(self, part: slice, values: ArrayLike) -> NDArray[np.int64]:
         """Whole numbers of all texts, added up to one of each caption with its references."""
         numbers: NDArray[np.int64] = np.asarray(values, dtype=np.int64)
         totals = numbers[part].copy()
