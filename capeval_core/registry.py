@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from itertools import groupby
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from capeval_core.errors import ProblemsError, did_you_mean, warn, wrong_option
+from capeval_core.weights.catalogue import listed
 from capeval_core.weights.folder import CONFIG, OPEN_CLIP_TENSORS, WeightsError, WeightsFolder
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ NETWORKS: dict[str, str] = {
 }
 """Every network: its `kind`, which is `encoder` in the config of its weights, and its class."""
 
+Metric = TypeVar("Metric", bound="type[CaptionMetric]")
 _GROUP = "capeval.metrics"  # of entry points
 _REQUIRED = ("title", "key", "summary", "paper", "range", "ROW")  # which every class of metrics states
 
@@ -116,6 +119,39 @@ def _wrong_media(name: str, media: str) -> ProblemsError:
         hint = f"; {' and '.join(metrics_on_it)} have it"
     listed = ", ".join(media_of_metric) or "none, it compares texts alone"
     return wrong_option("media", media, f"{name} is no metric on it{hint} (known: {listed})")
+
+
+def facts(name: str) -> Callable[[Metric], Metric]:
+    """Give a metric's class the facts under `metrics.<name>` of `papers.toml`.
+
+    There is what is said of a metric: title, paper, range, weights, advice, published values. The class
+    states how it computes: options, rows, what it takes.
+    """
+    stated = FACTS["metrics"][name]
+    paper = FACTS["papers"][stated["paper"]]
+    values: dict[str, Any] = {
+        "name": stated.get("name", name),
+        "title": stated["title"],
+        "key": stated["key"],
+        "summary": stated["summary"],
+        "paper": paper["cite"],
+        "bibtex": paper["bibtex"],
+        "range": tuple(stated["range"]),
+        "relative": stated.get("relative"),
+        "network": stated.get("network"),
+        "tiny": stated.get("tiny"),
+        "part_titles": stated.get("part_titles", {}),
+        "advice": stated.get("advice", {}),
+        "published": stated.get("published", {}),
+        "default_weights": listed(stated["weights"]) if "weights" in stated else None,
+    }
+
+    def give(metric: Metric) -> Metric:
+        for fact, value in values.items():
+            setattr(metric, fact, value)
+        return metric
+
+    return give
 
 
 def tokens_read(name: str) -> int:

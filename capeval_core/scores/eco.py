@@ -31,11 +31,10 @@ from capeval_core.metric import CommonOptions, Model, Reranker
 from capeval_core.options import option
 from capeval_core.phrases.ngrams import Documents, consensus, tfidf_consensus
 from capeval_core.phrases.ptb import ptb_tokens
-from capeval_core.registry import network, network_of
+from capeval_core.registry import facts, network, network_of
 from capeval_core.result import Values, plain
 from capeval_core.rows import COVERAGE, Texts, canonical, column, lists, nullable, row_schema
 from capeval_core.run import Task, encode_tasks
-from capeval_core.scores.facts import facts
 from capeval_core.weights.catalogue import ECO_MEMBERS, EVA_CLIP, WeightsEntry
 from capeval_core.weights.folder import WeightsError, WeightsFolder
 

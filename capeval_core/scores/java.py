@@ -26,9 +26,9 @@ import pyarrow as pa
 from capeval_core.metric import CommonOptions, Model
 from capeval_core.phrases.ngrams import Floats
 from capeval_core.project import install_command
+from capeval_core.registry import facts
 from capeval_core.result import Values
 from capeval_core.rows import column, row_schema
-from capeval_core.scores.facts import facts
 from capeval_core.scores.ngram import Compared, NgramMetric, NgramOptions, fixed_lists, of_fixed_lists
 from capeval_core.statistics import CorpusFormula
 

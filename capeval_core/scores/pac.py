@@ -23,9 +23,9 @@ from capeval_core.matching.cosine import harmonic_mean, paired_cosine
 from capeval_core.metric import CaptionMetric, CommonOptions, Evidence, Model
 from capeval_core.options import option
 from capeval_core.ragged import Ragged
+from capeval_core.registry import facts
 from capeval_core.result import Values
 from capeval_core.rows import COVERAGE, FLOATS, Texts, column, nullable, row_schema
-from capeval_core.scores.facts import facts
 from capeval_core.weights.catalogue import PROMPT
 
 Doubles = NDArray[np.float64]

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from capeval_core.metric import CommonOptions
 from capeval_core.options import option
+from capeval_core.registry import facts
 from capeval_core.result import Values
-from capeval_core.scores.facts import facts
 from capeval_core.scores.pac import ClipCosine, PromptOptions
 
 Doubles = NDArray[np.float64]

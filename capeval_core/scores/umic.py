@@ -19,12 +19,12 @@ from capeval_core.inputs.samples import Samples, windows
 from capeval_core.metric import CommonOptions, Evidence
 from capeval_core.options import option
 from capeval_core.regions.regions import Regions
+from capeval_core.registry import facts
 from capeval_core.reports.explanations import DrawnExplanation, confident
 from capeval_core.reports.figures import draw_picture, outlined, score_lines
 from capeval_core.result import Values
 from capeval_core.rows import column, common_columns, nullable, row_schema
 from capeval_core.scores.boxes import RegionMetric, RegionOptions, check_selection, error_of
-from capeval_core.scores.facts import facts
 from capeval_core.weights.catalogue import FASTER_RCNN_VG
 
 Doubles = NDArray[np.float64]

@@ -27,11 +27,11 @@ from capeval_core.matching.cosine import harmonic_mean, paired_cosine, unit
 from capeval_core.metric import CaptionMetric, CommonOptions, CorpusStatistics, Evidence, with_options
 from capeval_core.options import option
 from capeval_core.ragged import Integers, Ragged, inner
+from capeval_core.registry import facts
 from capeval_core.reports.explanations import DrawnExplanation, best_frames, is_word
 from capeval_core.result import Values
 from capeval_core.rows import COVERAGE, FLOATS, NESTED, Texts, column, lists, row_schema
 from capeval_core.scores.corpus import TokenIdf, token_weights
-from capeval_core.scores.facts import facts
 from capeval_core.scores.pac import RefPacS
 
 Doubles = NDArray[np.float64]
