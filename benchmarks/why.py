@@ -33,7 +33,7 @@ from capeval_core.encoders import preprocessing
 from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.tokenizers import ClipTokenizer
 from capeval_core.inputs import images
-from capeval_core.replay.bundle import replay
+from capeval_core.replay.bundle import bundle_of, replay
 from capeval_core.replay.variants import ENCODED, NUMBER, SCORED, Switch
 from capeval_core.replay.why import Search
 from capeval_core.scores import pac
@@ -221,7 +221,7 @@ def replayed(given: Given, folder: Path) -> list[str]:
         other, options = [*changes, {}, {}][:2]
         first, anew = opened(metric, evidence=True), dict[str, Any](options)
         anew |= {"cache": FeatureCache()} if "pacs" in metric else {}
-        bundle = first.score(*arguments(first, few)).bundle()
+        bundle = bundle_of(first.score(*arguments(first, few)))
         with patch:
             stages = replay(bundle, *arguments(first, {**few, **other}), **anew).stages
         named = next(iter(stages), "none")

@@ -1,4 +1,11 @@
-"""LRU cache of features, bounded in memory and optionally kept on disk."""
+"""LRU cache of features, bounded in memory and optionally stored on disk.
+
+get(keys)          put(features)
+   |                   |
+_Memory: images, and another one for texts        bounded, the least recently used leaves first
+   |                   |
+features.sqlite        each feature with a digest of its bytes; shared by processes
+"""
 
 from __future__ import annotations
 
@@ -23,7 +30,7 @@ from capeval_core.errors import warn, wrong_option
 _Path = str | PathLike[str]
 Array = NDArray[Any]
 Feature = Array | tuple[Array, ...]
-TEXT_BYTES = 64 << 20  # memory for features of texts that are kept apart: new ones rarely come again
+TEXT_BYTES = 64 << 20  # memory for features of texts where they are held apart: new ones rarely come again
 _FILE = "features.sqlite"
 
 
@@ -32,8 +39,9 @@ class _Memory(OrderedDict[str, Feature]):
 
     def __init__(self, max_bytes: float) -> None:
         super().__init__()
-        self.max_bytes, self.nbytes = max_bytes, 0
-        self.used: set[str] = set()  # in this run
+        self.max_bytes = max_bytes
+        self.nbytes = 0
+        self.used: set[str] = set()  # keys that were read or written in this run
 
     def use(self, key: str) -> Feature | None:
         if key in self:
@@ -44,14 +52,15 @@ class _Memory(OrderedDict[str, Feature]):
     def keep(self, key: str, feature: Feature) -> None:
         if self.use(key) is None:
             # A view would keep its whole batch alive.
-            kept = tuple(array.copy() for array in _arrays(feature))
-            for array in kept:
+            copies = tuple(array.copy() for array in _arrays(feature))
+            for array in copies:
                 array.setflags(write=False)
-            self[key] = kept if isinstance(feature, tuple) else kept[0]
+            self[key] = copies if isinstance(feature, tuple) else copies[0]
             self.used.add(key)
             self.nbytes += _cost(key, feature)
         while self.nbytes > self.max_bytes:
-            self.forget(next(iter(self)))
+            least_recent = next(iter(self))
+            self.forget(least_recent)
 
     def forget(self, key: str) -> None:
         self.nbytes -= _cost(key, self.pop(key))
@@ -83,9 +92,11 @@ class FeatureCache:
     def __init__(
         self, max_bytes: float = 512 << 20, folder: _Path | None = None, text_bytes: int | None = None
     ) -> None:
-        self.max_bytes, self.text_bytes = max_bytes, text_bytes
+        self.max_bytes = max_bytes
+        self.text_bytes = text_bytes
         self.folder = None if folder is None else Path(folder)
-        self._memories = [_Memory(most) for most in (max_bytes, text_bytes) if most is not None]
+        self._images = _Memory(max_bytes)
+        self._texts = self._images if text_bytes is None else _Memory(text_bytes)
         self._lock = threading.Lock()
         self._disk: sqlite3.Connection | None = None
         if self.folder is not None:
@@ -95,34 +106,42 @@ class FeatureCache:
     def get(self, keys: Iterable[str]) -> dict[str, Any]:
         """The features of these keys; a key without features is left out."""
         with self._lock:
-            features = {key: self._of(key).use(key) for key in keys}
-            missing = [key for key, feature in features.items() if feature is None]
+            features: dict[str, Any] = {}
+            missing = []
+            for key in dict.fromkeys(keys):
+                feature = self._memory_of(key).use(key)
+                if feature is None:
+                    missing.append(key)
+                else:
+                    features[key] = feature
             if self._disk and missing:
                 with self._surviving():
-                    from_disk = self._stored(self._disk, missing)
+                    from_disk = self._read(self._disk, missing)
                     self._remember(from_disk)
                     features.update(from_disk)
-        return {key: feature for key, feature in features.items() if feature is not None}
+        return features
 
     def put(self, features: Mapping[str, Any]) -> None:
         """Keep these features: arrays of any shape and type of numbers, or tuples of several."""
         with self._lock:
             self._remember(features)
             if self._disk:
-                stored = []
-                for key, own in features.items():
-                    # `save` reads the memory of an array, whatever the order of its axes.
-                    whole = (np.asarray(array, order="C") for array in _arrays(own))
-                    blob = save({str(number): array for number, array in enumerate(whole)})
-                    stored.append((key, blob, _digest(key, blob)))
+                lines = []
+                for key, feature in features.items():
+                    arrays = {}
+                    for number, array in enumerate(_arrays(feature)):
+                        # `save` reads the memory of an array, whatever the order of its axes.
+                        arrays[str(number)] = np.asarray(array, order="C")
+                    value = save(arrays)
+                    lines.append((key, value, _digest(key, value)))
                 with self._surviving(), self._disk as disk:
-                    # What is there under this key already is equal, or damaged.
-                    disk.executemany("INSERT OR REPLACE INTO features_4 VALUES (?, ?, ?)", stored)
+                    # A line that is there under this key already is equal, or damaged.
+                    disk.executemany("INSERT OR REPLACE INTO features_4 VALUES (?, ?, ?)", lines)
 
     def forget_unused(self) -> None:
         """End a run, such as an epoch: forget features that were neither read nor written during it."""
         with self._lock:
-            for memory in self._memories:
+            for memory in self._memories():
                 for key in memory.keys() - memory.used:
                     memory.forget(key)
                 memory.used.clear()
@@ -130,18 +149,25 @@ class FeatureCache:
     @property
     def nbytes(self) -> int:
         """Bytes of the features in memory."""
-        return sum(memory.nbytes for memory in self._memories)
+        return sum(memory.nbytes for memory in self._memories())
 
-    def _of(self, key: str) -> _Memory:
-        return self._memories[-1 if key.split(":")[2:3] == ["text"] else 0]  # see `CheckedModel.key`
+    def _memories(self) -> list[_Memory]:
+        """The memories, each once."""
+        return [self._images] if self._texts is self._images else [self._images, self._texts]
+
+    def _memory_of(self, key: str) -> _Memory:
+        """The memory for a key, whose third field is the kind of its feature; see `CheckedModel.key`."""
+        return self._texts if key.split(":")[2:3] == ["text"] else self._images
 
     def _remember(self, features: Mapping[str, Feature]) -> None:
         for key, feature in features.items():
-            self._of(key).keep(key, feature)
+            self._memory_of(key).keep(key, feature)
 
-    def _stored(self, disk: sqlite3.Connection, keys: list[str]) -> dict[str, Feature]:
+    def _read(self, disk: sqlite3.Connection, keys: list[str]) -> dict[str, Feature]:
+        """The features of these keys that are on the disk, but for damaged ones."""
         features: dict[str, Feature] = {}
-        key_of, damaged = {key.encode(): key for key in keys}, 0
+        damaged = 0
+        key_of = {key.encode(): key for key in keys}
         query = "SELECT key, value, digest FROM features_4 WHERE key IN (SELECT value FROM json_each(?))"
         for stored_key, value, digest in disk.execute(query, [json.dumps(keys)]):
             key = key_of.get(stored_key)
@@ -158,13 +184,13 @@ class FeatureCache:
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:
-        """A cache is no reason to lose a run: without its disk go on in memory."""
+        """Continue in memory where the disk of the cache fails: a cache must not end a run."""
         try:
             yield
         except sqlite3.Error as error:
             self._disk = None
-            found = f"cache: {self.folder}/{_FILE} cannot be used any more ({error})"
-            warn(f"{found}: features are kept in memory only; if it is damaged, delete the file")
+            problem = f"cache: {self.folder}/{_FILE} cannot be used any more ({error})"
+            warn(f"{problem}: features are kept in memory only; if it is damaged, delete the file")
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy in another process starts empty in memory and shares the disk.
@@ -176,7 +202,7 @@ def _arrays(feature: Feature) -> tuple[Array, ...]:
 
 
 def _cost(key: str, feature: Feature) -> int:
-    # The arrays and the dictionary entry, beside the numbers.
+    # The numbers, and what the arrays and the dictionary entry take in addition.
     return sum(array.nbytes for array in _arrays(feature)) + len(key) + 300
 
 
@@ -191,11 +217,11 @@ def _database(folder: Path) -> sqlite3.Connection:
         columns = "(key TEXT PRIMARY KEY, value BLOB, digest BLOB)"
         disk.execute(f"CREATE TABLE IF NOT EXISTS features_4 {columns} WITHOUT ROWID")
     except (OSError, sqlite3.DatabaseError) as error:
-        if "malformed" in str(error):  # damage costs no more than what was kept
+        if "malformed" in str(error):  # damage costs no more than the features in the file
             raise
-        found = f"no features can be kept in a file there ({error})"
+        problem = f"no features can be kept in a file there ({error})"
         fix = f"delete {_FILE} if it is damaged, or pass another folder"
-        raise wrong_option("cache", str(folder), found, fix) from error
+        raise wrong_option("cache", str(folder), problem, fix) from error
     return disk
 
 
@@ -203,7 +229,8 @@ def _digest(key: str, value: bytes) -> bytes:
     return hashlib.blake2b(f"{len(key)} {key}".encode() + value, digest_size=16).digest()
 
 
-SHARED = FeatureCache()  # of all metrics of the process that have no other
+SHARED = FeatureCache()
+"""The cache of all metrics of the process that have no other."""
 _BY_FOLDER: WeakValueDictionary[Path, FeatureCache] = WeakValueDictionary()
 
 

@@ -18,21 +18,28 @@ _BOXES = " Box features too; ids, where `regions` holds features that were made 
 class MetricDescription:
     """A metric's class attributes in words.
 
-    visual: what a caption is about; None for texts alone. compares: what a caption is compared with. mean: of
-    which captions its value is the mean. inputs: arguments of its module's `compute`.
+    visual: "image" or "video", which a caption describes; None for texts alone. compares: what a caption is
+    compared with. mean: of which captions its value is the mean. inputs: arguments of its module's `compute`.
     """
 
     def __init__(self, metric: type[CaptionMetric]) -> None:
-        pools, argument = issubclass(metric, Reranker), argument_of(metric.media)
-        (low, high), weights = metric.range, metric.default_weights
-        self.title, self.summary, self.relative = metric.title, metric.summary, metric.relative
+        pools = issubclass(metric, Reranker)
+        argument = argument_of(metric.media)
+        low, high = metric.range
+        weights = metric.default_weights
+        self.title = metric.title
+        self.summary = metric.summary
+        self.relative = metric.relative
         self.range = "relative" if pools else f"{low:.3g} to {high:.3g}"
         self.better = f"{'higher' if metric.higher_is_better else 'lower'} is better"
         self.references = f"{'with' if metric.needs_references else 'without'} references"
         self.visual = None if argument is None else medium_of(argument)
-        needed = {f"its {self.visual}": argument, "its references": metric.needs_references}
-        own = " and ".join(name for name, needs in needed.items() if needs)
-        self.compares = "its image and the other candidates" if pools else own
+        compared = []
+        if argument is not None:
+            compared.append(f"its {self.visual}")
+        if metric.needs_references:
+            compared.append("its references")
+        self.compares = "its image and the other candidates" if pools else " and ".join(compared)
         self.mean = "chosen captions" if pools else "captions that have a score"
         self.weights = weights.name if weights else "none"
         self.licence = licence_in_words(weights) if weights else "none needed"
@@ -46,9 +53,10 @@ class MetricDescription:
             self.inputs["images"] += _BOXES
         if metric.needs_references:
             self.inputs["references"] = "per caption a list of texts, or one text; any number each."
-        chosen = "per image the choice, its score and those of every candidate, errors"
-        more = chosen if pools else "scores, parts and errors per caption"
-        self.inputs["per_caption"] = f"`compute` also gives {more}, the signature and counts."
+        output = "scores, parts and errors per caption"
+        if pools:
+            output = "per image the choice, its score and those of every candidate, errors"
+        self.inputs["per_caption"] = f"`compute` also gives {output}, the signature and counts."
 
     def __str__(self) -> str:
         extent = "relative to its set" if self.relative else f"from {self.range}"

@@ -9,32 +9,34 @@ import os
 import re
 import shlex
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from itertools import islice
 from os import PathLike
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 Index = int | tuple[int | str, ...] | None  # position in an argument: `3`, `(3, 1)`, `(17, "bytes")`
 Kind = type[ValueError] | type[TypeError]
-_SHOWN, _NAMED = 20, 3  # lines of a message, and places that are named in one line
-_VERB = re.compile(
+_MOST_LINES = 20  # of a message
+_MOST_PLACES = 3  # that are named in one line
+_PREDICATE = re.compile(
     r"^(is|are|has|have|(hold|name|need|give|fill|lack|begin)s?|cannot (be|run)|could not be|do(es)? not)\b"
 )
-_PLURAL = {"is": "are", "has": "have", "does not": "do not"}  # of other verbs, without the s
+"""How texts begin that continue their place as a sentence; a `Problem` may say itself that its text does."""
+_IRREGULAR_PLURALS = {"is": "are", "has": "have", "does": "do", "cannot": "cannot", "could": "could"}
 
 
 @dataclass(frozen=True)
 class _Names:
-    """What a door (Python, the command line, a page) calls things; it says so once, by `naming`."""
+    """The names that an interface (Python, the command line, a page) uses in messages, set by `naming`."""
 
     names: Mapping[str, str]  # `weights=`: written with its value
     flags: bool = False  # whether options are those of a command
-    row: Callable[[str, Sequence[int | str]], str] | None = None  # what a place in an argument is called
-    advice: Callable[[str, Any], str] | None = None  # how an option is set
+    row: Callable[[str, Sequence[int | str]], str] | None = None  # names a place in an argument
+    advice: Callable[[str, Any], str] | None = None  # says how an option is set
     notes: bool = True  # whether it wants notes
 
 
@@ -45,8 +47,11 @@ _DOOR: ContextVar[_Names] = ContextVar("names", default=_Names({}))  # noqa: B03
 def naming(names: Mapping[str, str] | None = None, **door: Any) -> Iterator[None]:
     """Name things so in the block: `naming({"captions": "predictions"}, flags=True)`."""
     outer = _DOOR.get().names
-    inner = {name: outer.get(new, new) for name, new in (names or {}).items()}
-    token = _DOOR.set(replace(_DOOR.get(), names={**outer, **inner}, **door))
+    renamed = dict(outer)
+    for name, new_name in (names or {}).items():
+        # A door within a door: what it calls `predictions` the outer one may call by yet another name.
+        renamed[name] = outer.get(new_name, new_name)
+    token = _DOOR.set(replace(_DOOR.get(), names=renamed, **door))
     try:
         yield
     finally:
@@ -57,7 +62,9 @@ def at(argument: str, index: Index = None) -> str:
     """An argument or a place in it, as the door calls it: `captions[3][1]`, `line 4`."""
     if index is None:
         return place(argument, ())
-    return (_DOOR.get().row or place)(argument, index if isinstance(index, tuple) else (index,))
+    path = index if isinstance(index, tuple) else (index,)
+    name_place = _DOOR.get().row or place
+    return name_place(argument, path)
 
 
 def place(argument: str, path: Sequence[int | str]) -> str:
@@ -66,13 +73,13 @@ def place(argument: str, path: Sequence[int | str]) -> str:
     return _DOOR.get().names.get(argument, argument) + "".join(steps)
 
 
-def setting(name: str, value: Any, before: str = "") -> str:
+def setting(name: str, value: object, before: str = "") -> str:
     """Advice, `empty='score'` or `--empty score`; `before` goes where a door has no such option."""
     advice = _DOOR.get().advice
     return f"{before}{_assigned(name, value)}" if advice is None else advice(name, value)
 
 
-def _assigned(name: str, value: Any) -> str:
+def _assigned(name: str, value: object) -> str:
     """`empty='score'`, or `--empty score`; an option that is off is `--no-idf`."""
     door = _DOOR.get()
     switch = door.names.get(f"{name}={value}") if isinstance(value, str) else None
@@ -87,16 +94,45 @@ def _assigned(name: str, value: Any) -> str:
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong; `kind` is the error that it is if it is the only one."""
+    """One thing that is wrong.
+
+    where: the place, such as `captions[3]`. found: what is wrong, as a predicate whose subject is the place
+    ("is empty"), or as a sentence of its own ("the id is missing"). fix: what to do. kind: the error that it
+    is if it is the only one. predicate: which of the two `found` is; None: a predicate if it begins as one.
+
+    >>> str(Problem("captions[3]", "is empty", "remove it"))
+    'captions[3] is empty: remove it'
+    >>> str(Problem("a.json", "the id 'x' comes twice"))
+    "a.json: the id 'x' comes twice"
+    """
 
     where: str
     found: str
     fix: str = ""
     kind: Kind = ValueError
+    predicate: bool | None = None
+
+    @property
+    def is_predicate(self) -> bool:
+        if self.predicate is None:
+            return _PREDICATE.match(self.found) is not None
+        return self.predicate
 
     def __str__(self) -> str:
-        joint = " " if self.where and _VERB.match(self.found) else ": " if self.where and self.found else ""
-        return ": ".join(filter(None, [f"{self.where}{joint}{self.found}", self.fix]))
+        text = self.found
+        if self.where and text:
+            text = f"{self.where} {text}" if self.is_predicate else f"{self.where}: {text}"
+        elif self.where:
+            text = self.where
+        return f"{text}: {self.fix}" if text and self.fix else text or self.fix
+
+    def in_plural(self) -> str:
+        """`found` of several places: its first word is the verb of a predicate."""
+        if not self.is_predicate:
+            return self.found
+        verb, blank, remainder = self.found.partition(" ")
+        plural = _IRREGULAR_PLURALS.get(verb, verb.removesuffix("s"))
+        return f"{plural}{blank}{remainder}"
 
 
 class Problems(list[Problem]):
@@ -104,18 +140,25 @@ class Problems(list[Problem]):
 
     def add(self, problem: Problem | ProblemsError | str, kind: Kind = ValueError) -> None:
         """Note a problem, or those of an error; a text says by itself where it is, and is of that kind."""
-        found = Problem("", problem, kind=kind) if isinstance(problem, str) else problem
-        self.extend(found.problems if isinstance(found, ProblemsError) else [found])
+        if isinstance(problem, ProblemsError):
+            self.extend(problem.problems)
+        elif isinstance(problem, str):
+            self.append(Problem("", problem, kind=kind))
+        else:
+            self.append(problem)
 
     def __str__(self) -> str:
-        places: dict[Problem, list[str]] = {}
+        places: dict[Problem, list[str]] = {}  # of equal problems, which differ by their place alone
         for problem in self:
             places.setdefault(problem._replace(where=""), []).append(problem.where)
-        lines = [str(_together(alone, own)) for alone, own in islice(places.items(), _SHOWN)]
+        lines = []
+        for problem, places_of_problem in islice(places.items(), _MOST_LINES):
+            lines.append(str(_together(problem, places_of_problem)))
         if len(places) == 1:
             return lines[0]
-        more = [f"and {len(places) - _SHOWN:,} more"] if len(places) > _SHOWN else []
-        return "\n  ".join([f"{len(places)} problems with the input:", *lines, *more])
+        if len(places) > _MOST_LINES:
+            lines.append(f"and {len(places) - _MOST_LINES:,} more")
+        return "\n  ".join([f"{len(places)} problems with the input:", *lines])
 
     def raise_if_any(self) -> None:
         if self:
@@ -124,10 +167,13 @@ class Problems(list[Problem]):
     def error(self) -> ProblemsError:
         """One error of their common kind; a TypeError if all are, else a ValueError."""
         kinds = {problem.kind for problem in self}
-        if len(kinds) == 1 and issubclass(kind := kinds.pop(), ProblemsError):
-            return kind(self)
-        types = all(issubclass(problem.kind, TypeError) for problem in self)
-        return InputTypeError(self) if types else InputError(self)
+        if len(kinds) == 1:
+            (kind,) = kinds
+            if issubclass(kind, ProblemsError):
+                return kind(self)
+        if all(issubclass(kind, TypeError) for kind in kinds):
+            return InputTypeError(self)
+        return InputError(self)
 
 
 def _together(problem: Problem, places: Sequence[str]) -> Problem:
@@ -135,12 +181,16 @@ def _together(problem: Problem, places: Sequence[str]) -> Problem:
     places = list(dict.fromkeys(places))
     if len(places) == 1:
         return problem._replace(where=places[0])
+    file = ""
     files = {where.rpartition(": ")[0] for where in places}
-    file = f"{files.pop()}: " if len(files) == 1 and "" not in files else ""
-    named, more = [where.removeprefix(file) for where in places[:_NAMED]], len(places) - _NAMED
-    *most, last = [*named, *([f"{more:,} more"] if more > 0 else [])]
-    found = _VERB.sub(lambda verb: _PLURAL.get(verb[0], verb[0].removesuffix("s")), problem.found, count=1)
-    return problem._replace(where=f"{file}{', '.join(most)} and {last}", found=found)
+    if len(files) == 1 and "" not in files:
+        file = f"{files.pop()}: "
+    named = [where.removeprefix(file) for where in places[:_MOST_PLACES]]
+    if len(places) > _MOST_PLACES:
+        named.append(f"{len(places) - _MOST_PLACES:,} more")
+    *first, last = named
+    where = f"{file}{', '.join(first)} and {last}"
+    return problem._replace(where=where, found=problem.in_plural(), predicate=problem.is_predicate)
 
 
 class ProblemsError(Exception):
@@ -155,7 +205,7 @@ class ProblemsError(Exception):
 
 @contextmanager
 def noting(problems: Problems) -> Iterator[None]:
-    """Note what the block raises about its input, and go on."""
+    """Collect the problems that the block raises about its input, instead of raising them."""
     try:
         yield
     except ProblemsError as error:
@@ -175,11 +225,11 @@ class FileError(InputError):
 
 
 class Note(UserWarning):
-    """What is odd about input that is scored as it is; other warnings say what may be wrong."""
+    """A remark on odd input that is scored as it is; other warnings say what may be wrong."""
 
 
 def wants_notes() -> bool:
-    """Whether the door that is open wants notes."""
+    """Return whether the open interface wants notes."""
     return _DOOR.get().notes
 
 
@@ -196,21 +246,25 @@ def without_notes() -> None:
 
 def warn(message: str, category: type[UserWarning] = UserWarning) -> None:
     """Warn at the user's line: the nearest that is neither this package's nor evaluate's."""
-    frame, level = inspect.currentframe(), 1
+    frame = inspect.currentframe()
+    level = 1
     while frame and frame.f_globals.get("__name__", "").partition(".")[0] in ("capeval_core", "evaluate"):
-        frame, level = frame.f_back, level + 1
+        frame = frame.f_back
+        level += 1
     warnings.warn(message, category, stacklevel=level)
 
 
-def file_error(path: str | PathLike[str], found: str, fix: str = "", index: str | None = None) -> FileError:
+def file_error(path: str | PathLike[str], problem: str, fix: str = "", index: str | None = None) -> FileError:
     """The error about a file or a folder, or a part of a file such as `line 3`."""
     where = os.fspath(path) if index is None else f"{os.fspath(path)}: {index}"
-    return FileError(Problem(where, found, fix, FileError))
+    return FileError(Problem(where, problem, fix, FileError))
 
 
-def wrong_option(name: str, value: Any, found: str, fix: str = "", kind: Kind = ValueError) -> ProblemsError:
+def wrong_option(
+    name: str, value: object, problem: str, fix: str = "", kind: Kind = ValueError
+) -> ProblemsError:
     """The error about the value of an option: `batch_size=0 is ...`, or `--batch-size 0 is ...`."""
-    return Problems([Problem(_assigned(name, value), found, fix, kind)]).error()
+    return Problems([Problem(_assigned(name, value), problem, fix, kind)]).error()
 
 
 def expanded_path(path: str | PathLike[str]) -> Path:
@@ -224,28 +278,31 @@ def did_you_mean(name: str, known: Iterable[str], *, closeness: float = 0.6) -> 
     return f": did you mean {close[0]!r}?" if close else ""
 
 
-def described(value: Any, *, none: str = "None") -> str:
+def described(value: object, *, none: str = "None") -> str:
     """A wrong value in few words: `the number 5`, `a list of length 3`; `none` is what None is called."""
     if value is None:
         return none
     if isinstance(value, numbers.Number):
         return f"the {'bool' if isinstance(value, bool) else 'number'} {shown(value)}"
     kind = type(value).__name__
-    named = f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind}"
+    article = "an" if kind[:1].lower() in "aeiou" else "a"
     try:
-        return f"{named} of length {len(value)}"
+        return f"{article} {kind} of length {len(cast(Sized, value))}"
     except Exception:  # a length of the user's own may fail in any way
-        return named
+        return f"{article} {kind}"
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value as Python writes it, paths as texts, numbers in at most 40 digits."""
-    number = isinstance(value, numbers.Number)
+    if isinstance(value, PurePath):
+        value = str(value)
     try:
-        text = str(value) if number else repr(str(value) if isinstance(value, PurePath) else value)
+        if not isinstance(value, numbers.Number):
+            return repr(value)
+        text = str(value)
     except ValueError:
         return "of thousands of digits"  # which Python does not print
-    return f"{text[:40]}..." if number and len(text) > 40 else text
+    return f"{text[:40]}..." if len(text) > 40 else text
 
 
 def signed(value: float, decimals: int = 4) -> str:
@@ -254,8 +311,11 @@ def signed(value: float, decimals: int = 4) -> str:
     >>> signed(0.25), signed(-0.00034, 3), signed(0.0, 3)
     ('+0.2500', '-0.0003', '+0.000')
     """
-    texts = (f"{value:+.{number}f}" for number in range(decimals, max(decimals, 8) + 1))
-    return next((text for text in texts if float(text) or not value), f"{value:+.1e}")
+    for number in range(decimals, max(decimals, 8) + 1):
+        text = f"{value:+.{number}f}"
+        if float(text) != 0 or value == 0:
+            return text
+    return f"{value:+.1e}"
 
 
 def counted(number: int, noun: str) -> str:
@@ -273,6 +333,8 @@ def p_in_words(p_value: float, level: float) -> str:
     if p_value < 0.001:
         return "p < 0.001"
     limit = round(1 - level, 12)
-    texts = (f"{p_value:.{digits}f}" for digits in range(3, 12))
-    on_its_side = (text for text in texts if (float(text) < limit) == (p_value < limit))
-    return f"p = {next(on_its_side, f'{p_value:.3f}')}"
+    for digits in range(3, 12):
+        text = f"{p_value:.{digits}f}"
+        if (float(text) < limit) == (p_value < limit):
+            return f"p = {text}"
+    return f"p = {p_value:.3f}"

@@ -69,18 +69,17 @@ _PATIENCE = 2.0  # seconds after which a process says that it waits for another 
 
 @dataclass(frozen=True)
 class Wishes(Checks):
-    """How something is fetched. sources: files or addresses to use, by the name of the file that they stand
-    for."""
+    """The settings of a download. sources: files or addresses to use instead, by the name of a file."""
 
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Item:
-    """A row of a plan: weights of the catalogue, a model that is used beside them, or a judged set.
+    """A row of a plan: weights of the catalogue, a model that is used with them, or a judged set.
 
-    licence: as its authors state it. original: where it comes from. place: the folder where it lies, None
-    where it is not here. target: where it will lie; None: in the cache of huggingface_hub. get: fetches it.
+    licence: as its authors state it. original: its address. place: its folder, None if it is not here.
+    target: its folder once it is fetched; None: in the cache of huggingface_hub. get: fetches it.
     """
 
     title: str
@@ -93,20 +92,24 @@ class Item:
 
     @property
     def terms(self) -> str:
-        """What its authors state, word for word where it restricts something."""
+        """The licence as its authors state it, word for word where it restricts something."""
         return terms_of(self.licence, self.original)
 
 
 def plan_of(entries: Sequence[WeightsEntry]) -> list[Item]:
-    """What is needed of entries and of the models that they are made from, each once."""
-    needed = dict[str, WeightsEntry]()
+    """The rows of entries and of the models that they are made from, each once."""
+    needed: dict[str, WeightsEntry] = {}
     for entry in entries:
         base = entry_of(entry.settings.get("base", ""))
-        needed |= {one.repository: one for one in (base, entry) if one is not None}
+        if base is not None:
+            needed[base.repository] = base
+        needed[entry.repository] = entry
     return [_item(entry) for entry in needed.values()]
 
 
 def _item(entry: WeightsEntry) -> Item:
+    """The row of an entry."""
+
     def get(wishes: Wishes) -> Path:
         return _fetch_release(entry, wishes) if entry.files else _fetch_repository(entry, wishes)
 
@@ -117,14 +120,15 @@ def _item(entry: WeightsEntry) -> Item:
 
 
 def _place_of(entry: WeightsEntry) -> Path | None:
+    """The folder of an entry's weights, None if they are not here."""
     if entry.files:
         return fetched_folder(entry)
     from huggingface_hub import try_to_load_from_cache
 
     for name in ("open_clip_model.safetensors", TENSORS):
-        found = try_to_load_from_cache(entry.repository, name)
-        if isinstance(found, str):
-            return Path(found).parent
+        cached = try_to_load_from_cache(entry.repository, name)
+        if isinstance(cached, str):  # else None, or a mark that the repository has no such file
+            return Path(cached).parent
     return None
 
 
@@ -135,13 +139,13 @@ def closed_items(items: Sequence[Item]) -> list[Item]:
 
 def refuse_closed(items: Sequence[Item], how: str) -> None:
     """Refuse what is not here yet under a licence that is not open; `how` says how it is accepted."""
-    if closed := closed_items(items):
-        lines = [f"  {item.title}: {item.terms}" for item in closed]
+    lines = [f"  {item.title}: {item.terms}" for item in closed_items(items)]
+    if lines:
         raise WeightsError("\n".join(["this is not under an open licence:", *lines, how]))
 
 
 def terms_of(licence: str | None, original: str) -> str:
-    """What a licence says, word for word where it restricts something."""
+    """The terms of a licence, word for word where it restricts something."""
     if licence is None:
         return f"no licence is stated at {original}"
     terms = restriction_of(licence)
@@ -150,7 +154,9 @@ def terms_of(licence: str | None, original: str) -> str:
 
 def fetch_items(items: Sequence[Item], wishes: Wishes = Wishes()) -> list[Path]:
     """The folders of a plan's rows, in order; what is not here is downloaded, converted and noted."""
-    names = [file.name for item in items for file in item.files]
+    names: list[str] = []
+    for item in items:
+        names += [file.name for file in item.files]
     unknown = sorted(set(wishes.sources) - set(names))
     if unknown:
         raise wrong_option("from", unknown[0], f"is not a file of this plan ({', '.join(names) or 'none'})")
@@ -161,7 +167,8 @@ def fetch_items(items: Sequence[Item], wishes: Wishes = Wishes()) -> list[Path]:
 
 
 def _fetch_repository(entry: WeightsEntry, wishes: Wishes) -> Path:
-    before = _place_of(entry)
+    """The folder of a repository at a commit, downloaded if it is not here, its digest compared or noted."""
+    place_before = _place_of(entry)
     if part_of(entry.repository):
         patterns = ["*.json", "*.model"]
         path, _, commit = open_foreign(
@@ -170,10 +177,12 @@ def _fetch_repository(entry: WeightsEntry, wishes: Wishes) -> Path:
         tensors = path / TENSORS
     else:
         folder = open_weights(entry.repository, metric=(*entry.metrics, *entry.users, "")[0], tiny="")
-        path, commit, tensors = folder.path, folder.revision, folder.tensor_file
+        path = folder.path
+        commit = folder.revision
+        tensors = folder.tensor_file
     file = locked_repository(entry.repository, commit, tensors)
     compare_and_note([file], wishes)
-    if before is None:
+    if place_before is None:
         tell(f"fetched {entry.repository} ({entry.licence}) from {file.address}, {file.noted}")
     return path
 
@@ -183,10 +192,11 @@ def _fetch_repository(entry: WeightsEntry, wishes: Wishes) -> Path:
 
 def fetched_folder(entry: WeightsEntry, lock: Path | None = None) -> Path | None:
     """The folder of weights that were fetched and converted, if their files have the known digests."""
-    known = _known(entry, lock or lock_path())
-    for folder in sorted(_home(entry).glob("*/"), key=lambda path: path.stat().st_mtime, reverse=True):
+    digests = _digests(entry, lock or lock_path())
+    newest_first = sorted(_home(entry).glob("*/"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for folder in newest_first:
         files = read_lock(folder / LOCK)
-        if files and agrees(files, known):
+        if files and agrees(files, digests):
             return folder
     return None
 
@@ -195,11 +205,13 @@ def _home(entry: WeightsEntry) -> Path:
     return cache_home() / "weights" / entry.folder
 
 
-def _known(entry: WeightsEntry, lock: Path) -> dict[str, str]:
-    """Digests of an entry's files by their names in a lock; those of the catalogue come first."""
-    noted = {name: file.sha256 for name, file in read_lock(lock).items()}
-    stated = {_lock_name(entry, file): file.sha256 for file in entry.files if file.sha256}
-    return noted | stated
+def _digests(entry: WeightsEntry, lock: Path) -> dict[str, str]:
+    """Digests of an entry's files by their names in a lock; the catalogue's come before noted ones."""
+    digests = {name: file.sha256 for name, file in read_lock(lock).items()}
+    for file in entry.files:
+        if file.sha256:
+            digests[_lock_name(entry, file)] = file.sha256
+    return digests
 
 
 def _lock_name(entry: WeightsEntry, file: ReleaseFile) -> str:
@@ -207,6 +219,7 @@ def _lock_name(entry: WeightsEntry, file: ReleaseFile) -> str:
 
 
 def _fetch_release(entry: WeightsEntry, wishes: Wishes) -> Path:
+    """The folder of a converted release, made by one process at a time if it is not here."""
     renewed = wishes.update or bool(wishes.sources)
     place = fetched_folder(entry, wishes.lock_file)
     if place is not None and not renewed:  # a cache that cannot be written serves, too
@@ -216,7 +229,7 @@ def _fetch_release(entry: WeightsEntry, wishes: Wishes) -> Path:
         if place is not None and not renewed:
             return place
         names = [_lock_name(entry, file) for file in entry.files]
-        refuse_unknown(names, _known(entry, wishes.lock_file), wishes)
+        refuse_unknown(names, _digests(entry, wishes.lock_file), wishes)
         return _convert(entry, wishes)
 
 
@@ -233,8 +246,8 @@ def _alone(entry: WeightsEntry) -> Iterator[None]:
             tell(f"another process is fetching {entry.folder}: waiting for it")
             guard.acquire()
     except OSError as error:
-        found = f"{home} cannot be written ({error.strerror or error})"
-        raise DownloadError(f"{found}: set CAPEVAL_CACHE to a folder that can") from error
+        problem = f"{home} cannot be written ({error.strerror or error})"
+        raise DownloadError(f"{problem}: set CAPEVAL_CACHE to a folder that can") from error
     try:
         yield
     finally:
@@ -242,6 +255,7 @@ def _alone(entry: WeightsEntry) -> Iterator[None]:
 
 
 def _convert(entry: WeightsEntry, wishes: Wishes) -> Path:
+    """Download the files of a release, compare their digests, convert them, and move the result in place."""
     downloads = _home(entry) / ".downloads"
     settings: dict[str, Any] = dict(entry.settings)
     base = entry_of(settings.get("base", ""))
@@ -255,7 +269,7 @@ def _convert(entry: WeightsEntry, wishes: Wishes) -> Path:
         files.append(LockedFile(_lock_name(entry, file), address, sha256_of(path)))
         if file.setting is not None:
             settings[file.setting] = str(path)
-    compare(files, _known(entry, wishes.lock_file), wishes)
+    compare(files, _digests(entry, wishes.lock_file), wishes)
     digest = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
     target = _home(entry) / digest[:16]
     check_room(downloads, 0, paths[0].stat().st_size)
@@ -275,9 +289,9 @@ def _convert(entry: WeightsEntry, wishes: Wishes) -> Path:
             paths[0].unlink(missing_ok=True)  # the next time another one may come
         raise WeightsError(f"{entry.title}: {error}") from error
     except OSError as error:
-        found = f"{entry.title} could not be written to {downloads} ({error.strerror or error})"
+        problem = f"{entry.title} could not be written to {downloads} ({error.strerror or error})"
         fix = "make room, or set CAPEVAL_CACHE to another folder; what is there stays"
-        raise DownloadError(f"{found}: {fix}") from error
+        raise DownloadError(f"{problem}: {fix}") from error
     write_lock(staging / LOCK, files)
     shutil.rmtree(target, ignore_errors=True)
     staging.replace(target)
@@ -305,7 +319,7 @@ def _get(entry: WeightsEntry, file: ReleaseFile, folder: Path, source: str | Non
 
 
 def tell(line: str) -> None:
-    """Say on stderr what came from where."""
+    """Print a line about a download on stderr."""
     print(f"capeval: {line}", file=sys.stderr, flush=True)
 
 
@@ -313,8 +327,7 @@ def tell(line: str) -> None:
 
 
 def may_fetch(entry: WeightsEntry) -> bool:
-    """Whether weights are fetched without being asked for: by `CAPEVAL_FETCH`, else where they are open and
-    not huge."""
+    """Return whether weights are fetched unasked: as `CAPEVAL_FETCH` says, else if open and not huge."""
     wish = os.environ.get(FETCH, "")
     size = sum(file.size or 0 for file in entry.files)
     return wish == "1" or (wish != "0" and is_open(entry.licence) and size <= LIMITS.unasked_bytes)
@@ -351,6 +364,6 @@ def _not_here(entry: WeightsEntry) -> WeightsError:
         f"fetch them once with\n    capeval fetch {entry.folder}",
         f"To try the library without real weights, {tiny} (trained on synthetic scenes only).",
     ]
-    found = f"weights {entry.name!r} ({entry.title}) are not here yet"
+    problem = f"weights {entry.name!r} ({entry.title}) are not here yet"
     terms = terms_of(entry.licence, entry.original)
-    return WeightsError(Problem("", f"{found}; {terms}", "\n".join(lines)))
+    return WeightsError(Problem("", f"{problem}; {terms}", "\n".join(lines)))

@@ -1,4 +1,10 @@
-"""What is kept on a disk: files that are written as a whole or not at all, and stamped folders of tables."""
+"""Atomic file writes, and stamped folders of tables.
+
+folder/
+    00000001764322000000-<digest>.parquet     named by the time of writing and a digest of the content;
+    00000001764322060000-<digest>.parquet     its metadata hold the stamp: all that its rows depend on
+    .<random>.partial                         unfinished: a kill leaves it, the next run removes it
+"""
 
 from __future__ import annotations
 
@@ -50,14 +56,16 @@ class Kept:
     required: bool = False  # whether a disk that cannot be written is an OSError
 
     def __post_init__(self) -> None:
-        self.stamp, self._written_at = json.loads(json.dumps(self.stamp)), time.monotonic()
+        self.stamp = json.loads(json.dumps(self.stamp))  # as it will be read: tuples become lists
+        self._written_at = time.monotonic()
         self._suffix = ".arrow" if self.mapped else ".parquet"
         self._waiting: list[pa.Table] = []
-        self._count = self._size = 0  # that wait
+        self._waiting_rows = 0
+        self._waiting_bytes = 0
         self._writable = True
 
     def tables(self) -> Iterator[pa.Table]:
-        """What the files hold, in the order of their writing; a damaged one is left out with a warning."""
+        """The tables of all files, in the order of writing; a damaged one is left out with a warning."""
         for path in sorted(self.folder.glob(f"*{self._suffix}")):
             try:
                 table, stamp = read_kept(path)
@@ -66,16 +74,17 @@ class Kept:
                 warn(f"{self.argument}: {path} {error}: {fix}")
                 continue
             if stamp != self.stamp:
-                found = f"holds {path.name} of other settings ({stamp_difference(stamp, self.stamp)})"
+                problem = f"holds {path.name} of other settings ({stamp_difference(stamp, self.stamp)})"
                 fix = "pass another folder, or the same settings"
-                raise wrong_option(self.argument, str(self.folder), found, fix)
+                raise wrong_option(self.argument, str(self.folder), problem, fix)
             yield table
 
     def append(self, table: pa.Table) -> None:
         """Keep a table, which is on the disk after `flush`, or when enough rows or seconds have come."""
         self._waiting.append(table)
-        self._count, self._size = self._count + len(table), self._size + table.nbytes
-        full = self._count >= self.most_rows or self._size >= _MOST_BYTES
+        self._waiting_rows += len(table)
+        self._waiting_bytes += table.nbytes
+        full = self._waiting_rows >= self.most_rows or self._waiting_bytes >= _MOST_BYTES
         if full or time.monotonic() - self._written_at > self.most_seconds:
             self.flush()
 
@@ -84,13 +93,20 @@ class Kept:
             try:
                 self._write(pa.concat_tables(self._waiting))
             except OSError as error:
-                found = f"{self.argument}={str(self.folder)!r} cannot be written any more ({error.strerror})"
+                place = f"{self.argument}={str(self.folder)!r}"
+                problem = f"{place} cannot be written any more ({error.strerror})"
                 if self.required:
-                    raise OSError(f"{found}: what is there stays, and the next run goes on there") from error
+                    raise OSError(
+                        f"{problem}: what is there stays, and the next run goes on there"
+                    ) from error
                 self._writable = False
-                warn(f"{found}: what is not there yet is kept in memory only, and a later run makes it again")
+                warn(
+                    f"{problem}: what is not there yet is kept in memory only, and a later run makes it again"
+                )
             self._written_at = time.monotonic()
-        self._waiting, self._count, self._size = [], 0, 0
+        self._waiting = []
+        self._waiting_rows = 0
+        self._waiting_bytes = 0
 
     def _write(self, table: pa.Table) -> None:
         table = table.replace_schema_metadata({STAMP: json.dumps(self.stamp)}).combine_chunks()
@@ -109,9 +125,12 @@ class Kept:
 
 
 def stamp_difference(stamp: Mapping[str, Any], current: Mapping[str, Any]) -> str:
-    """In which settings two stamps differ, in words; "" where they are equal."""
-    names = [name for name in {**stamp, **current} if stamp.get(name) != current.get(name)]
-    return "; ".join(f"{name}: {stamp.get(name)!r} there, {current.get(name)!r} now" for name in names)
+    """The settings in which two stamps differ, in words; "" where they are equal."""
+    differences = []
+    for name in {**stamp, **current}:
+        if stamp.get(name) != current.get(name):
+            differences.append(f"{name}: {stamp.get(name)!r} there, {current.get(name)!r} now")
+    return "; ".join(differences)
 
 
 def read_kept(path: Path) -> tuple[pa.Table, dict[str, Any]]:
@@ -154,21 +173,24 @@ def check_seal(path: Path) -> None:
 
 
 def check_folder(argument: str, path: str | os.PathLike[str]) -> Path:
-    """The folder that an option means, if files can be kept there, or are; it writes nothing."""
+    """The folder that an option means, if it is one of tables, or can become one; it writes nothing."""
     folder = Path(path)
-    wrong = partial(wrong_option, argument, str(folder))
+    refusal = partial(wrong_option, argument, str(folder))
     try:
-        inside = folder.iterdir() if folder.is_dir() else ()
-        files = [file.name for file in inside if file.suffix != PARTIAL and not file.is_dir()]
-        if any(map(_NAME.fullmatch, files)):
-            return folder
-        if files:
-            raise wrong(f"is a folder of something else ({min(files)})", "pass an empty or new one")
         if folder.is_file():
-            raise wrong("is a file", "pass a folder")
+            raise refusal("is a file", "pass a folder")
+        names = []
+        if folder.is_dir():
+            for file in folder.iterdir():
+                if file.suffix != PARTIAL and not file.is_dir():
+                    names.append(file.name)
+        if any(_NAME.fullmatch(name) for name in names):
+            return folder
+        if names:
+            raise refusal(f"is a folder of something else ({min(names)})", "pass an empty or new one")
         try_writing(folder)
     except OSError as error:
-        raise wrong(f"nothing can be written there ({error.strerror})", "pass another folder") from error
+        raise refusal(f"nothing can be written there ({error.strerror})", "pass another folder") from error
     return folder
 
 
@@ -188,7 +210,7 @@ def write_whole(path: Path, content: bytes | memoryview | str) -> None:
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A new file beside for the block to write, which then takes the place of a file; see `write_whole`."""
+    """A new file in the same folder for the block to write, which then replaces a file; see `write_whole`."""
     target = Path(os.path.realpath(path))
     unfinished = target.with_name(f".{uuid.uuid4().hex}{PARTIAL}")
     try:
@@ -205,7 +227,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """A new file that is locked within the block, and by no process that was killed."""
+    """A new file that is locked within the block; a kill ends the lock."""
     while True:
         with path.open("xb") as file:
             with contextlib.suppress(OSError):  # of a file system without locks
@@ -218,7 +240,7 @@ def _locked(path: Path) -> Iterator[None]:
 def remove_unfinished(folder: Path) -> None:
     """Remove files that `whole_file` had not finished in a folder when its process was killed."""
     for path in folder.glob(f".*{PARTIAL}"):
-        # Whatever fails, it stays: it is another one's, is gone, is a folder, or cannot be locked.
+        # Whatever fails, the file stays: another process writes it, or it is gone, or cannot be locked.
         with contextlib.suppress(OSError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
@@ -248,10 +270,11 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 
 def _name(error: OSError, unfinished: Path, path: Path) -> None:
-    """Let an error name what the user named: a full disk names nothing, and an unfinished file is unknown."""
+    """Let an error name the user's path: a full disk names none, and an unfinished file is unknown to him."""
     named = "" if error.filename is None else os.fsdecode(error.filename)
     if not named or named.startswith(os.fspath(unfinished)):
-        error.filename = os.fspath(path) + named.removeprefix(os.fspath(unfinished))
+        below = named.removeprefix(os.fspath(unfinished))
+        error.filename = os.fspath(path) + below
 
 
 def cache_home() -> Path:
@@ -261,7 +284,9 @@ def cache_home() -> Path:
 
 def try_writing(folder: Path) -> None:
     """Write some bytes into a folder, or where it would be made, and remove them. Raises OSError."""
-    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    existing = folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
     with tempfile.TemporaryFile(dir=existing) as probe:
         probe.write(bytes(4096))
 
@@ -274,12 +299,12 @@ def _move(path: Path, target: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Have a file, or a folder's names, on the disk."""
-    opened = os.open(path, os.O_RDONLY)
+    """Wait until a file, or a folder's names, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(opened)
+        os.fsync(descriptor)
     except OSError:
         if not path.is_dir():  # file systems that cannot do so with folders do not need it
             raise
     finally:
-        os.close(opened)
+        os.close(descriptor)

@@ -1,4 +1,8 @@
-"""How much at a time: bounds on memory, time and input that change no number, in one place."""
+"""Limits on memory, time and input size; none of them changes a number.
+
+A limit is here if a test lowers it, to see with few items what else takes thousands. A constant that no test
+lowers is defined next to its only user.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,8 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class Limits:
-    """Every bound, in texts, rows, words, frames, bytes or seconds; `LIMITS` is the one in use."""
+class _Windows:
+    """Items that are in memory together, and rows that are written together."""
 
     texts: int = 65_536  # captions of a window, which bounds memory
     texts_together: int = 8_192  # captions of a window that several metrics share
@@ -26,6 +30,12 @@ class Limits:
     window_bytes: int = 128 << 20  # of a shard that is read at once
     frequent: int = 64  # an n-gram is frequent if more than one image in so many has it
     similarities: int = 1 << 24  # of similar images, at a time
+
+
+@dataclass
+class _Kernels:
+    """Sizes of one step of a kernel or a network."""
+
     matched_rows: dict[str, int] = field(default_factory=lambda: {"cpu": 1 << 16, "cuda": 1 << 22})
     bucket_rows: int = 1536  # rows of a padded bucket
     bucket_pairs: int = 32
@@ -33,6 +43,12 @@ class Limits:
     norms_from: int = 48  # rows of a set from which its norms are made with the product
     sam_boxes: int = 32
     sam_logits: int = 1 << 25
+
+
+@dataclass
+class _Files:
+    """Files of users, and downloads."""
+
     frames: int = 2**19  # of a video
     file_bytes: int = 2 << 30  # of a file of captions
     settled_seconds: float = 2.0  # age of a file whose time of change can be trusted
@@ -42,6 +58,12 @@ class Limits:
     download_bytes: int = 8 << 30  # of a file whose size nobody states
     unasked_bytes: int = 10 << 30  # of weights that are fetched without being asked for
     longest_wait: float = 120.0  # seconds that a server may ask for before it gives a file
+
+
+@dataclass
+class _Page:
+    """One request to the page, which anybody may send."""
+
     page_seconds: float = 60.0  # for reading an upload
     page_memory: int = 2 << 30  # bytes for reading it
     page_image_pixels: int = 25_000_000  # a photograph of 24 megapixels fits
@@ -56,6 +78,11 @@ class Limits:
     served_body_bytes: int = 256 << 20  # of a request
     served_bodies_bytes: int = 1 << 30  # of all requests that are in work
     served_image_bytes: int = 1 << 30  # of images that are kept by their digest
+
+
+@dataclass
+class Limits(_Page, _Files, _Kernels, _Windows):
+    """Every limit, in texts, rows, words, frames, bytes or seconds; `LIMITS` is the one in use."""
 
 
 LIMITS = Limits()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from os import PathLike
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypedDict, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,11 +20,13 @@ from capeval_core.fetching import listed_entry, open_listed
 from capeval_core.inputs.notes import Notes
 from capeval_core.inputs.samples import Samples, argument_of, check_samples, medium_of, united
 from capeval_core.kept import check_folder
-from capeval_core.options import Settings, compact, option
+from capeval_core.options import Settings, option
 from capeval_core.project import __version__
 from capeval_core.registry import media_of, network, package_of
 from capeval_core.result import Result, Values, warn_of
-from capeval_core.rows import RowStores, Task, canonical, encode_tasks, kept_rows
+from capeval_core.row_store import RowStores, kept_rows
+from capeval_core.rows import canonical
+from capeval_core.run import Task, encode_tasks
 from capeval_core.statistics import CorpusFormula
 from capeval_core.weights.catalogue import WeightsEntry
 from capeval_core.weights.folder import WeightsFolder
@@ -84,56 +86,35 @@ class CommonOptions(Settings):
         """Whether a score depends on the other captions of its set, since no `statistics` are given."""
         return self.lacks_statistics
 
-    def check(self, metric: Any) -> None:
-        """Refuse options that cannot work for a class of metrics, before weights are opened."""
-        if self.weights is not None and metric.default_weights is None:
-            found = f"{metric.name} has no weights"
-            raise wrong_option("weights", str(self.weights), found, "leave the option out")
-        if self.device is not None:
-            from capeval_core.models.device import resolve_device  # brings torch
-
-            resolve_device(self.device)
-        if self.rows is not None:
-            check_folder("rows", self.rows)
-        given = getattr(self, "statistics", None)
-        if given is not None and not isinstance(given, metric.statistics):
-            fix = f"make them by prepare({metric.corpus_texts}), or give a {metric.statistics.__name__}"
-            raise wrong_option("statistics", given, f"is a {type(given).__name__}", fix, kind=TypeError)
-
-    def check_input(
-        self, metric: Any, captions: Any, images: Any, references: Any = None, *, progress: bool = False
-    ) -> Samples:
-        """The samples for a class of metrics, checked before any weights are opened."""
-        taken: dict[str, Any] = {"on_error": self.on_error, "empty": self.empty, "media": metric.media}
-        taken |= {"needs_references": metric.needs_references, "pools": issubclass(metric, Reranker)}
-        taken |= {"decoders": getattr(self, "decoders", None), "progress": progress}
-        taken |= {"upright": self.exif == "turn"}
-        kept = kept_rows(self.rows) if self.rows is not None and self.on_error == "raise" else None
-        return check_samples(captions, images, references, kept=kept, **taken)
-
-    def check_separable(self, metric: Any, *, scores: bool = True) -> None:
-        """Refuse options by which a caption's score, or already its row, depends on the other captions."""
-        if scores and metric.relative is not None:
-            found = f"{metric.name} cannot score a collection part by part: {metric.relative}"
-            raise ValueError(f"{found}; score a whole set by its score(...)")
-        if self.weighs_together if scores else self.lacks_statistics:
-            medium = f", media={metric.variant!r}" if metric.variant else ""
-            made = f"capeval_core.load({metric.name!r}{medium}).prepare({metric.corpus_texts})"
-            fix = f"pass statistics={made}{self.without_statistics}"
-            found = f"{metric.name} needs statistics of the whole corpus before it encodes a part"
-            raise ValueError(f"{found}: {fix}")
+    @property
+    def corpus_statistics(self) -> CorpusStatistics | None:
+        """The statistics of a corpus that were passed; None without any."""
+        return None
 
     def encoding(self) -> dict[str, Any]:
         """The options that rows depend on, and their values in JSON's types."""
-        values = {name: self._recorded(name) for name, one in self.describe().items() if one.encodes}
-        if values.get("exif") is None:  # rows were kept before there was this option
+        values = {}
+        for name, description in self.describe().items():
+            if description.encodes:
+                values[name] = self._recorded(name)
+        if values.get("exif") is None:  # there are rows on disk from before there was this option
             values.pop("exif", None)
         return values
 
     def signed(self) -> list[str]:
-        """`name:value` of each option that moves the score, in the order of the class."""
-        signs = [(one.sign, self._recorded(name)) for name, one in self.describe().items()]
-        return [f"{sign}:{compact(value)}" for sign, value in signs if sign and value is not None]
+        """`name:value` of each option that moves the score and is not at its default, in their order."""
+        fields = []
+        for name, description in self.describe().items():
+            value = self._recorded(name)
+            if description.sign is not None and value is not None:
+                fields.append(description.signed(value))
+        return self.without_defaults(fields)
+
+    @classmethod
+    def without_defaults(cls, fields: Sequence[str]) -> list[str]:
+        """The fields of a signature that state no default, so that a new option changes no signature."""
+        defaults = {description.default_sign for description in cls.describe().values()}
+        return [field for field in fields if field not in defaults]
 
     def _recorded(self, name: str) -> Any:
         value = getattr(self, name)
@@ -158,8 +139,19 @@ class CorpusOptions(CommonOptions):
     )
 
     @property
+    def corpus_statistics(self) -> CorpusStatistics | None:
+        return self.statistics
+
+    @property
     def lacks_statistics(self) -> bool:
         return self.statistics is None
+
+
+class RunSettings(TypedDict):
+    """The keywords that every encoder takes."""
+
+    cache: FeatureCache
+    batch_size: int | None
 
 
 @dataclass(frozen=True)
@@ -179,9 +171,28 @@ class Model:
 class CaptionMetric(ABC):
     """A caption metric: captions and images are checked and encoded to rows, rows are aggregated to scores.
 
-    A subclass states the facts and implements `encode` (neural, per caption) and `aggregate` (cheap, sees all
-    rows). If encoding needs statistics of the whole corpus, its options are `CorpusOptions`, `prepare` makes
-    them, and `encode` reads them from `options.statistics`. Its options check what input it takes.
+        captions, images, references
+            |  check_options, check_input    wrong input is refused, before weights are opened
+        Samples
+            |  encode                        neural, each caption by itself: streams, resumes, many processes
+        rows, a table of schema ROW
+            |  aggregate                     the formula of the paper: cheap, sees all rows
+        Values
+            |  combine                       mean, counts, groups, signature
+        Result
+
+    A subclass writes five things:
+
+        name, title, key, summary, paper, range    its facts; of this package's metrics from `papers.toml`
+        Options                                    the dataclass of its options, below `CommonOptions`
+        ROW                                        the columns of its rows: raw values, before any option
+        encode(batch)                              Samples -> rows
+        aggregate(rows)                            rows -> Values
+
+    It inherits `score` and `check`, the opening of weights, rows on disk and resumed runs, the signature,
+    pickling, and `evidence_of`. Where encoding needs statistics of the whole corpus, its options are
+    `CorpusOptions`, `prepare` makes the statistics, and `encode` reads them from `options.statistics`. Where
+    its options or its input need further checks, it extends `check_options` and `check_input`.
     """
 
     name: ClassVar[str]
@@ -192,12 +203,13 @@ class CaptionMetric(ABC):
     bibtex: ClassVar[str] = ""
     range: ClassVar[tuple[float, float]]
     higher_is_better: ClassVar[bool] = True
+    # What it takes
     needs_references: ClassVar[bool] = False
     media: ClassVar[tuple[str, ...]] = ("image",)  # or "video", "boxes"; none for texts alone
     variant: ClassVar[str | None] = None  # the medium of `load(name, media=...)`, if another is the default
     counts_words: ClassVar[bool] = False  # whether it compares words, which blanks part
     languages: ClassVar[tuple[str, ...]] = ()  # that its text encoder reads; none: any, or unknown
-    crops: ClassVar[bool] = True  # whether it sees the square in an image's centre only
+    crops: ClassVar[bool] = True  # whether only the square in an image's centre is used
     part_titles: ClassVar[Mapping[str, str]] = {}  # papers' names of `Result.parts`, where they are others
     relative: ClassVar[str | None] = None  # why scores can be compared within one set only, if so
     advice: ClassVar[Mapping[str, Any]] = {}
@@ -219,11 +231,10 @@ class CaptionMetric(ABC):
     defaults, and `means` by captions, lowest first."""
 
     def __init__(self, options: CommonOptions) -> None:
-        options.check(type(self))
+        self.check_options(options)
         self.package = package_of(type(self))
         self.options = options
-        cache = shared_cache(options.cache)
-        self.run: dict[str, Any] = {"cache": cache, "batch_size": options.batch_size}  # for encoders
+        self.run = RunSettings(cache=shared_cache(options.cache), batch_size=options.batch_size)
         self.stores = RowStores()
         self.models = self.open_models()
 
@@ -234,17 +245,19 @@ class CaptionMetric(ABC):
             raise ValueError(f"{self.name} has no weights")
         weights = self.options.weights or self.default_weights
         folder = open_listed(weights, metric=self.name, tiny=self.tiny)
-        if (entry := folder.entry) and entry.metrics and self.name not in entry.metrics:
-            found = f"{entry.title} ({folder.name}) is for {' and '.join(entry.metrics)}"
-            other = f"what {self.name} computes with it is not {self.title}"
-            warn(f"{found}: {other}, and its signature says so")
+        entry = folder.entry
+        if entry and entry.metrics and self.name not in entry.metrics:
+            purpose = f"{entry.title} ({folder.name}) is for {' and '.join(entry.metrics)}"
+            consequence = f"what {self.name} computes with it is not {self.title}"
+            warn(f"{purpose}: {consequence}, and its signature says so")
         return folder
 
     def open_models(self) -> dict[str, Model]:
         """Every model that rows depend on, by its name in the signature: here that of `weights`."""
         if self.network is None:
             return {}
-        if self.options.rows is None:  # else where the first row is missing
+        if self.options.rows is None:
+            # With a folder of rows the network is opened where the first row is missing, if any is.
             _ = self.encoder
         fingerprint = network(self.network).fingerprint_of(self.folder)
         return {"weights": Model(self.folder.label(fingerprint), fingerprint)}
@@ -254,8 +267,8 @@ class CaptionMetric(ABC):
         """The network of `folder`, opened and checked where it is first needed."""
         if self.network is None:
             raise AttributeError(f"{self.name} has no network")
-        opened = network(self.network)
-        encoder = opened.open(self.folder, device=self.options.device, dtype=self.options.dtype)
+        network_class = network(self.network)
+        encoder = network_class.open(self.folder, device=self.options.device, dtype=self.options.dtype)
         self.check_encoder(encoder)
         return encoder
 
@@ -267,8 +280,8 @@ class CaptionMetric(ABC):
         """How many tokens of a caption the weights read, by their config; 0: as many as is usual."""
         if self.network is None:
             return 0
-        sizes = network(self.network).read_config(self.folder).get("architecture", {})
-        return int(sizes.get("text", {}).get("context_length", 0))
+        architecture = network(self.network).read_config(self.folder).get("architecture", {})
+        return int(architecture.get("text", {}).get("context_length", 0))
 
     def prepare(self, texts: Sequence[Any]) -> CorpusStatistics | None:
         """Statistics that encoding needs, from the documents that `corpus` gives; None: no need."""
@@ -338,14 +351,15 @@ class CaptionMetric(ABC):
             references = None
         metric = self if rows is None else with_options(self, rows=rows)
         if rows is not None:
-            metric.options.check(type(self))
-        samples = metric.options.check_input(type(self), captions, visuals, references, progress=progress)
+            self.check_options(metric.options)
+        samples = self.check_input(metric.options, captions, visuals, references, progress=progress)
         if self.network is not None:
             from capeval_core.models.device import warn_of_slow  # brings torch
 
             warn_of_slow(self.options.device, self.options.dtype)
-        own = prepared(metric, samples)  # combines, too: its signature names the corpus
-        result = own.combine(own.encode_all(samples, progress=progress), samples=samples)
+        metric = prepared(metric, samples)  # combines, too: its signature names the corpus
+        table = metric.encode_all(samples, progress=progress)
+        result = metric.combine(table, samples=samples)
         warn_of(result)
         notes = Notes([type(self)])
         notes.add(samples)
@@ -353,26 +367,94 @@ class CaptionMetric(ABC):
         return result
 
     @classmethod
-    def _visuals_among(cls, given: Mapping[str, Any], references: Any) -> Any:
-        """Those visuals that this metric is about, None where it is on texts; others are refused."""
+    def _visuals_among(cls, visuals: Mapping[str, Any], references: object) -> Any:
+        """The visuals that this metric scores, None where it scores texts alone; others are refused."""
         argument = argument_of(cls.media)
-        others = [name for name, value in given.items() if value is not None and name != argument]
-        if argument is None and (references is not None or "images" not in others):
-            for name in others:
-                warn(f"{cls.name} compares texts alone: {name} are ignored")
-            return None
-        if argument is not None and not others:
-            return given[argument]
-        found, other = f"is given, but this {cls.name} is about {argument}", ""
-        if argument is None:  # they may stand where references do
-            argument, found = "references", f"are given, but {cls.name} compares texts alone"
-        elif (medium := medium_of(others[0])) in media_of(cls.name):
-            other = f", or open load({cls.name!r}, media={medium!r})"
-        raise InputTypeError(Problem(at(others[0]), found, f"pass {argument}=...{other}", TypeError))
+        unsuited = []
+        for name, value in visuals.items():
+            if value is not None and name != argument:
+                unsuited.append(name)
+        if argument is not None and not unsuited:
+            return visuals[argument]
+        if argument is not None:
+            problem = f"is given, but this {cls.name} is about {argument}"
+            fix = f"pass {argument}=..."
+            medium = medium_of(unsuited[0])
+            if medium in media_of(cls.name):
+                fix += f", or open load({cls.name!r}, media={medium!r})"
+            raise InputTypeError(Problem(at(unsuited[0]), problem, fix, TypeError))
+        if references is None and "images" in unsuited:  # they may have been meant as references
+            problem = f"are given, but {cls.name} compares texts alone"
+            raise InputTypeError(Problem(at(unsuited[0]), problem, "pass references=...", TypeError))
+        for name in unsuited:
+            warn(f"{cls.name} compares texts alone: {name} are ignored")
+        return None
 
-    def check(self, captions: Any, images: Any, references: Any = None) -> Samples:
+    @classmethod
+    def check_options(cls, options: CommonOptions) -> None:
+        """Refuse `Options` that cannot work for this metric, before weights are opened."""
+        if options.weights is not None and cls.default_weights is None:
+            problem = f"{cls.name} has no weights"
+            raise wrong_option("weights", str(options.weights), problem, "leave the option out")
+        if options.device is not None:
+            from capeval_core.models.device import resolve_device  # brings torch
+
+            resolve_device(options.device)
+        if options.rows is not None:
+            check_folder("rows", options.rows)
+        statistics = options.corpus_statistics
+        if statistics is not None and not isinstance(statistics, cls.statistics):
+            problem = f"is a {type(statistics).__name__}"
+            fix = f"make them by prepare({cls.corpus_texts}), or give a {cls.statistics.__name__}"
+            raise wrong_option("statistics", statistics, problem, fix, kind=TypeError)
+
+    @classmethod
+    def check_input(
+        cls,
+        options: CommonOptions,
+        captions: object,
+        images: object,
+        references: object = None,
+        *,
+        decoders: int | None = None,
+        progress: bool = False,
+    ) -> Samples:
+        """The samples of an input, checked with these `Options` before any weights are opened."""
+        has_row = None
+        if options.rows is not None and options.on_error == "raise":
+            has_row = kept_rows(options.rows)
+        return check_samples(
+            captions,
+            images,
+            references,
+            needs_references=cls.needs_references,
+            pools=issubclass(cls, Reranker),
+            on_error=options.on_error,
+            empty=options.empty,
+            media=cls.media,
+            decoders=decoders,
+            upright=options.exif == "turn",
+            kept=has_row,
+            progress=progress,
+        )
+
+    @classmethod
+    def check_separable(cls, options: CommonOptions, *, scores: bool = True) -> None:
+        """Refuse options by which a caption's score, or already its row, depends on the other captions."""
+        if scores and cls.relative is not None:
+            problem = f"{cls.name} cannot score a collection part by part: {cls.relative}"
+            raise ValueError(f"{problem}; score a whole set by its score(...)")
+        depends = options.weighs_together if scores else options.lacks_statistics
+        if depends:
+            medium = f", media={cls.variant!r}" if cls.variant else ""
+            example = f"capeval_core.load({cls.name!r}{medium}).prepare({cls.corpus_texts})"
+            fix = f"pass statistics={example}{options.without_statistics}"
+            problem = f"{cls.name} needs statistics of the whole corpus before it encodes a part"
+            raise ValueError(f"{problem}: {fix}")
+
+    def check(self, captions: object, images: object, references: object = None) -> Samples:
         """The input of `score`, checked by this metric's needs and options; `images` may be videos."""
-        return self.options.check_input(type(self), captions, images, references)
+        return self.check_input(self.options, captions, images, references)
 
     def encode_all(
         self, samples: Samples, *, progress: bool = False, on_rows: Callable[[int], None] | None = None
@@ -381,6 +463,7 @@ class CaptionMetric(ABC):
 
         on_rows: called with a number of rows whenever so many more are encoded.
         """
+        self.check_separable(self.options, scores=False)
         task = Task(self, [samples], [self.options.rows])
         encode_tasks([task], progress=progress, on_rows=on_rows)
         return task.rows[0]
@@ -397,15 +480,16 @@ class CaptionMetric(ABC):
 
     def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
         """What `Result.explain` returns for each caption: by default its text, image and parts."""
-        return {
-            row: {"caption": caption, "image": image.label, **{name: parts[name][row] for name in parts}}
-            for row, (caption, image) in enumerate(zip(samples.captions, samples.images, strict=True))
-        }
+        evidence: Evidence = {}
+        for row, (caption, image) in enumerate(zip(samples.captions, samples.images, strict=True)):
+            evidence[row] = {"caption": caption, "image": image.label, **_values_at(parts, row)}
+        return evidence
 
     def signature(self, rows: pa.Table | None = None) -> str:
         """Everything that a score depends on, in one line; `rows` add the number of references."""
-        known = self._origin() | {name: model.label for name, model in self.models.items()}
-        fields = [f"capeval:{self.name}", *(f"{name}:{value}" for name, value in known.items())]
+        fields = [f"capeval:{self.name}"]
+        fields += [f"{name}:{value}" for name, value in self._origin().items()]
+        fields += [f"{name}:{model.label}" for name, model in self.models.items()]
         fields += self.options.signed()
         if self.needs_references and rows is not None and len(rows):
             fewest, most = pc.min_max(rows["references"]).as_py().values()
@@ -413,13 +497,18 @@ class CaptionMetric(ABC):
         return "|".join([*fields, f"v:{__version__}"])
 
     def stamp(self) -> dict[str, Any]:
-        """Everything that rows depend on beside their content, in JSON's types."""
-        models = {name: model.fingerprint for name, model in self.models.items()}
-        return {"metric": self.name, **self._origin(), **models, **self.options.encoding()}
+        """Everything that rows depend on next to their content, in JSON's types."""
+        fingerprints = {name: model.fingerprint for name, model in self.models.items()}
+        return {"metric": self.name, **self._origin(), **fingerprints, **self.options.encoding()}
 
     def _origin(self) -> dict[str, str]:
-        origin = {"media": self.variant, "package": self.package}
-        return {name: value for name, value in origin.items() if value is not None}
+        """The medium and the package, where they are not the usual ones."""
+        origin: dict[str, str] = {}
+        if self.variant is not None:
+            origin["media"] = self.variant
+        if self.package is not None:
+            origin["package"] = self.package
+        return origin
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.signature()})"
@@ -432,11 +521,11 @@ class CaptionMetric(ABC):
 Metric = TypeVar("Metric", bound=CaptionMetric)
 
 
-def prepared(metric: Metric, samples: Samples, *others: Samples) -> Metric:
-    """A metric with statistics of a corpus, if it needs them; `others` are further systems."""
+def prepared(metric: Metric, *systems: Samples) -> Metric:
+    """A metric with statistics of the corpus that the samples of all systems form, if it needs them."""
     if not metric.options.lacks_statistics:
         return metric
-    corpus = united([metric.corpus(own) for own in (samples, *others)])
+    corpus = united([metric.corpus(samples) for samples in systems])
     return with_options(metric, statistics=metric.prepare(corpus))
 
 
@@ -458,10 +547,15 @@ class Reranker(CaptionMetric):
 
     def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
         """What `Result.explain` returns for each image: its name and its parts."""
-        return {
-            image: {"image": samples.images[start].label, **{name: parts[name][image] for name in parts}}
-            for image, start in enumerate(samples.starts)
-        }
+        evidence: Evidence = {}
+        for image, start in enumerate(samples.starts):
+            evidence[image] = {"image": samples.images[start].label, **_values_at(parts, image)}
+        return evidence
+
+
+def _values_at(parts: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """The value of each part at an index."""
+    return {name: values[index] for name, values in parts.items()}
 
 
 class LazyEvidence(dict[int, Mapping[str, Any]]):
@@ -469,15 +563,20 @@ class LazyEvidence(dict[int, Mapping[str, Any]]):
 
     def __init__(self, metric: CaptionMetric, samples: Samples, rows: pa.Table, result: Result) -> None:
         super().__init__()
-        if getattr(metric.options, "statistics", ...) is None:  # those of all captions, not of the ones here
+        if metric.options.weighs_together:
+            # Statistics are of all captions, not of the one whose evidence is made.
             metric = with_options(metric, statistics=metric.prepare(metric.corpus(samples)))
-        self._metric, self._samples, self._rows, self._parts = metric, samples, canonical(rows), result.parts
+        self._metric = metric
+        self._samples = samples
+        self._rows = canonical(rows)
+        self._parts = result.parts
 
     def __missing__(self, index: int) -> Mapping[str, Any]:
         if isinstance(self._metric, Reranker):
             self.update(self._metric.evidence_of(self._samples, self._rows, self._parts))
         else:
             parts = {name: [values[index]] for name, values in self._parts.items()}
-            one = self._samples.select([index]), self._rows.slice(index, 1)
-            self[index] = self._metric.evidence_of(*one, parts)[0]
+            samples = self._samples.select([index])
+            rows = self._rows.slice(index, 1)
+            self[index] = self._metric.evidence_of(samples, rows, parts)[0]
         return self[index]

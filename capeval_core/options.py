@@ -29,40 +29,73 @@ class OptionDescription:
     encodes: bool = False  # whether rows depend on it, so that rows on disk of another value are refused
     minimum: float | None = None  # the least number allowed
     flag: bool | str = True  # whether the command line has a flag for it; or a switch for its only value
+    none_means: Any = None  # the usual value behind None, of an option that is filled in as the metric opens
     name: str = ""
     members: Sequence[Any] = ()
 
     @property
     def type(self) -> str:
-        names = [_TYPE_NAMES.get(m, m.__name__) if isinstance(m, type) else repr(m) for m in self.members]
+        """The accepted types and values, as `--help` writes them."""
+        names = []
+        for member in self.members:
+            if isinstance(member, type):
+                names.append(_TYPE_NAMES.get(member, member.__name__))
+            else:
+                names.append(repr(member))
         return " | ".join(names)
 
     @property
+    def default_sign(self) -> str | None:
+        """How a signature would state the default; None where it has nothing to state."""
+        usual = self.none_means if self.default is None else self.default
+        return None if self.sign is None or usual is None else self.signed(usual)
+
+    def signed(self, value: object) -> str:
+        """`name:value`, as in signatures."""
+        return f"{self.sign}:{compact(value)}"
+
+    @property
     def choices(self) -> list[Any]:
+        """The accepted values of a Literal."""
         return [member for member in self.members if not isinstance(member, type)]
 
-    def check(self, value: Any) -> None:
+    def check(self, value: object) -> None:
         """Refuse a value of another type, or out of bounds."""
-        wrong = partial(wrong_option, self.name, value)
+        refusal = partial(wrong_option, self.name, value)
         expected = f"expected {self.type.replace(' | ', ' or ')}"
-        types = tuple(member for member in self.members if isinstance(member, type))
-        accepted: Any = (*types, int) if float in types else types
+        types = [member for member in self.members if isinstance(member, type)]
+        if float in types:
+            types.append(int)
         if isinstance(value, str) and self.choices:
             if value not in self.choices:
-                raise wrong("", expected.removesuffix(" or None"))
-        elif not isinstance(value, accepted) or (isinstance(value, bool) and bool not in accepted):
-            raise wrong("", expected, kind=TypeError)
-        elif isinstance(value, int) and abs(value) >= 1 << 63:
-            raise wrong("is too large a number", "pass a smaller one")
-        elif self.minimum is not None and value is not None and not self.minimum <= value < math.inf:
-            raise wrong("", f"expected a number of at least {self.minimum:g}")
+                raise refusal("", expected.removesuffix(" or None"))
+            return
+        # To Python True is an int; here it is one only where a bool is asked for.
+        if not isinstance(value, tuple(types)) or (isinstance(value, bool) and bool not in types):
+            raise refusal("", expected, kind=TypeError)
+        if isinstance(value, (int, float)):
+            self._check_number(value)
         elif isinstance(value, (str, PathLike)):
-            text = os.fspath(value)
-            if PathLike in types and ("\0" in text or (not text and self.default is None)):
-                found = "has a NUL character" if text else "is empty"
-                raise wrong(found, "pass a path ('.' is the current folder), or leave the option out")
-            if (self.encodes or self.sign or self.name == "weights") and not valid_unicode(text):
-                raise wrong("is not valid Unicode, so no file can record it", "rename it")
+            self._check_text(os.fspath(value), is_path=PathLike in types)
+
+    def _check_number(self, value: float) -> None:
+        """Refuse a number that no file holds, or one below the minimum."""
+        if isinstance(value, int) and abs(value) >= 1 << 63:
+            raise wrong_option(self.name, value, "is too large a number", "pass a smaller one")
+        if self.minimum is not None and not self.minimum <= value < math.inf:
+            raise wrong_option(self.name, value, "", f"expected a number of at least {self.minimum:g}")
+
+    def _check_text(self, text: str, *, is_path: bool) -> None:
+        """Refuse a path that names no file, and a text that no signature or stamp can hold."""
+        fix = "pass a path ('.' is the current folder), or leave the option out"
+        if is_path and "\0" in text:
+            raise wrong_option(self.name, text, "has a NUL character", fix)
+        if is_path and not text and self.default is None:
+            raise wrong_option(self.name, text, "is empty", fix)
+        is_recorded = self.encodes or self.sign or self.name == "weights"
+        if is_recorded and not valid_unicode(text):
+            problem = "is not valid Unicode, so no file can record it"
+            raise wrong_option(self.name, text, problem, "rename it")
 
 
 def option(
@@ -73,10 +106,11 @@ def option(
     encodes: bool = False,
     minimum: float | None = None,
     flag: bool | str = True,
+    none_means: Any = None,
 ) -> Any:
-    """A field of a class of options; what the arguments mean stands in `OptionDescription`."""
-    about = OptionDescription(default, help, sign, encodes, minimum, flag)
-    return field(default=default, metadata={"about": about})
+    """A field of a class of options; `OptionDescription` explains the arguments."""
+    description = OptionDescription(default, help, sign, encodes, minimum, flag, none_means)
+    return field(default=default, metadata={"description": description})
 
 
 _TYPE_NAMES: dict[type, str] = {PathLike: "path", Mapping: "mapping", Sequence: "list", NoneType: "None"}
@@ -84,12 +118,18 @@ _TYPE_NAMES: dict[type, str] = {PathLike: "path", Mapping: "mapping", Sequence: 
 
 def _members(hint: Any) -> list[Any]:
     """The alternatives of a type hint: classes, and the values of Literals."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if origin is Literal:
         return list(arguments)
-    if origin in _TYPE_NAMES:
+    if origin in _TYPE_NAMES:  # a sequence of whatever, a path of whatever
         return [origin]
-    return [member for argument in arguments for member in _members(argument)] or [hint]
+    if not arguments:
+        return [hint]
+    members = []
+    for argument in arguments:
+        members += _members(argument)
+    return members
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,45 +137,56 @@ class Settings:
     """A dataclass whose fields are made by `option` and checked when they are set."""
 
     without: ClassVar[tuple[str, ...]] = ()
-    """Options of the class's bases that it does not take: no door offers, signs or stamps them."""
+    """Options of the class's bases that it does not take: no door offers, signs or stamps them. The field
+    stays, at its default, so that code for all metrics reads it without asking whether there is one."""
 
     def __post_init__(self) -> None:
         problems = Problems()
-        for one in self.describe().values():
-            value = getattr(self, one.name)
+        for name, description in self.describe().items():
+            value = getattr(self, name)
             if isinstance(value, np.generic):
                 value = value.item()  # the plain value that it holds
-                object.__setattr__(self, one.name, value)
+                object.__setattr__(self, name, value)
             with noting(problems):
-                one.check(value)
+                description.check(value)
         problems.raise_if_any()
 
     @classmethod
     @cache
     def describe(cls) -> dict[str, OptionDescription]:
         """The options that the class takes, by name."""
-        hints = typing.get_type_hints(cls)
-        return {
-            spec.name: replace(spec.metadata["about"], name=spec.name, members=_members(hints[spec.name]))
-            for spec in fields(cls)
-            if spec.name not in cls.without
-        }
+        descriptions = {}
+        for spec in fields(cls):
+            if spec.name not in cls.without:
+                descriptions[spec.name] = cls.description(spec.name)
+        return descriptions
 
     @classmethod
-    def of(cls, whose: str, keywords: dict[str, Any]) -> Self:
+    def description(cls, name: str) -> OptionDescription:
+        """The description of an option, also of one that the class is `without`."""
+        hint = typing.get_type_hints(cls)[name]
+        stated: OptionDescription = cls.__dataclass_fields__[name].metadata["description"]
+        return replace(stated, name=name, members=_members(hint))
+
+    @classmethod
+    def of(cls, metric: str, keywords: dict[str, Any]) -> Self:
         """Options from keyword arguments; an unknown name is an error with the nearest known one."""
-        known, problems = cls.describe().keys(), Problems()
-        for name in [name for name in keywords if name not in known]:
-            found = f"{whose} has no option {name!r}{did_you_mean(name, known)}"
-            problems.add(f"{found} (options: {', '.join(known)})", kind=TypeError)
+        problems = Problems()
+        options = cls.describe().keys()
+        for name in keywords:
+            if name not in options:
+                problem = f"{metric} has no option {name!r}{did_you_mean(name, options)}"
+                problems.add(f"{problem} (options: {', '.join(options)})", kind=TypeError)
         problems.raise_if_any()
         if type(keywords.get("device")).__module__ == "torch":
             keywords = keywords | {"device": str(keywords["device"])}
         return cls(**keywords)
 
 
-def compact(value: Any) -> str:
+def compact(value: object) -> str:
     """A value in a signature; a whole number reads alike as an int and as a float."""
-    text = np.format_float_positional(value, trim="-") if isinstance(value, float) else str(value)
+    text = str(value)
+    if isinstance(value, float):
+        text = np.format_float_positional(value + 0.0, trim="-")  # -0.0 is 0
     # `|` separates the fields of a signature; quotes show where any other than a simple text ends.
     return text if re.fullmatch(r"[\w.-]+", text, re.ASCII) else ascii(text).replace("|", r"\x7c")

@@ -36,7 +36,7 @@ class Ragged:
 
     @cached_property
     def owner(self) -> Integers:
-        """(sum of lengths,) which list each value belongs to."""
+        """(sum of lengths,) the list that each value belongs to."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
     def sum(self) -> Doubles:
@@ -46,8 +46,9 @@ class Ragged:
         """(n,) means, weighted by lists of the same lengths; 0 where a list is empty, or without weight."""
         if weights is None:
             return self.sum() / np.maximum(self.lengths, 1)
-        total, sums = weights.sum(), Ragged(self.values * weights.values, self.lengths).sum()
-        return np.divide(sums, total, out=np.zeros_like(total), where=total > 0)
+        total = weights.sum()
+        weighted = Ragged(self.values * weights.values, self.lengths).sum()
+        return np.divide(weighted, total, out=np.zeros_like(total), where=total > 0)
 
     def max(self) -> Doubles:
         """(n,) maxima, minus infinity of an empty list, NaN of one that holds NaN."""
@@ -59,17 +60,19 @@ class Ragged:
     def argmax(self) -> Integers:
         """(n,) position in `values` of each list's first maximum, -1 of an empty list."""
         positions = np.full(len(self.lengths), -1, dtype=np.int64)
-        best = np.flatnonzero(self.values == self.max()[self.owner])[::-1]
-        positions[self.owner[best]] = best  # the first of several is written last
+        maxima = np.flatnonzero(self.values == self.max()[self.owner])
+        from_the_end = maxima[::-1]  # so that the first of several is written last, and stays
+        positions[self.owner[from_the_end]] = from_the_end
         return positions
 
     def take(self, rows: Integers) -> Ragged:
         lengths = self.lengths[rows]
-        return Ragged(self.values[ranges(starts_of(self.lengths)[rows], lengths)], lengths)
+        places = ranges(starts_of(self.lengths)[rows], lengths)
+        return Ragged(self.values[places], lengths)
 
 
 def starts_of(lengths: Integers) -> Integers:
-    """Where each of consecutive lists begins."""
+    """The place where each of consecutive lists begins."""
     return np.cumsum(lengths) - lengths
 
 

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,12 +14,16 @@ from numpy.typing import NDArray
 
 from capeval_core import statistics
 from capeval_core.errors import counted, warn
-from capeval_core.registry import METRICS, metric_class
+from capeval_core.registry import METRICS, current_signature, metric_class, next_longer_reader, tokens_read
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from capeval_core.metric import CaptionMetric
+
+
+_WARNED_SHARE = 0.05
+"""Of words that were not read: above it there is a warning, and advice."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +65,10 @@ class Result:
     relative: why scores can be compared within this set only, without interval() and compare(); else None.
     summands: of a corpus metric such as BLEU, what each caption adds to the sums of its `formula`.
     range: least and greatest score by the metric's options, which intervals keep within.
-    reads: how many tokens of a caption the opened weights read, for `unseen`; 0: as many as is usual.
+    higher_is_better: whether a higher score is a better one, for `best` and `worst`.
+    reads: how many tokens of a caption the opened weights read, for `unseen`; 0: unknown.
     marked: which captions are truncated or empty, by the name of the count; None: read from a file.
-    source: with the evidence, the metric, its samples and rows, which `bundle` is made of.
+    source: with the evidence, the metric, its samples and rows, which a bundle is made of.
     """
 
     metric: str
@@ -81,6 +85,7 @@ class Result:
     summands: list[list[float]] | None = field(default=None, repr=False)
     formula: statistics.CorpusFormula | None = field(default=None, repr=False)
     range: tuple[float, float] = field(default=statistics.UNBOUNDED, repr=False)
+    higher_is_better: bool = field(default=True, repr=False, compare=False)
     reads: int = field(default=0, repr=False, compare=False)
     marked: Mapping[str, frozenset[int]] | None = field(default=None, repr=False, compare=False)
 
@@ -89,7 +94,7 @@ class Result:
         return len(self.scores)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """What one caption has: `index`, its score under the metric's key, its parts, `group` and `error`.
+        """The values of one caption: `index`, its score under the metric's key, parts, `group` and `error`.
 
         >>> import capeval_core
         >>> result = capeval_core.load("bleu").score(["a red dog runs"], references=[["a red dog runs off"]])
@@ -98,10 +103,16 @@ class Result:
         """
         number = self._number(index, "result[{}]", -len(self)) % len(self)
         parts = {name: values[number] for name, values in self.parts.items()}
-        about = {"group": self.groups[number], "error": self.errors.get(number)}
-        return {"index": number, self.key: self.scores[number], **parts, **about}
+        return {
+            "index": number,
+            self.key: self.scores[number],
+            **parts,
+            "group": self.groups[number],
+            "error": self.errors.get(number),
+        }
 
-    def _number(self, index: Any, place: str, least: int = 0) -> int:
+    def _number(self, index: object, place: str, least: int = 0) -> int:
+        """The index of a caption as an int; TypeError or IndexError if it is not one."""
         if not isinstance(index, (int, np.integer)) or isinstance(index, bool):
             raise TypeError(f"{place.format(repr(index))}: expected the number of a caption")
         if not least <= index < len(self):
@@ -129,14 +140,15 @@ class Result:
 
         errors = [self.errors.get(index) for index in range(len(self))]
         columns = {self.key: self.scores, **self.parts, "group": self.groups, "error": errors}
+        # A Series each, so that a column of lists stays one column.
         frame = pd.DataFrame({name: pd.Series(values) for name, values in columns.items()})
         return frame.rename_axis("index")
 
     def _ordered(self, n: int, *, worst_first: bool) -> list[dict[str, Any]]:
-        higher_is_better = metric_class(self.metric).higher_is_better if self.metric in METRICS else True
-        finite = [index for index, score in enumerate(self.scores) if np.isfinite(score)]
-        finite.sort(key=self.scores.__getitem__, reverse=higher_is_better is not worst_first)
-        return [self[index] for index in finite[: max(n, 0)]]
+        scored = [index for index, score in enumerate(self.scores) if np.isfinite(score)]
+        highest_first = self.higher_is_better is not worst_first
+        scored.sort(key=self.scores.__getitem__, reverse=highest_first)
+        return [self[index] for index in scored[: max(n, 0)]]
 
     def _repr_html_(self) -> str:
         from capeval_core.reports.html import notebook
@@ -147,18 +159,23 @@ class Result:
     def of(metric: CaptionMetric, values: Values, rows: pa.Table) -> Result:
         """The result of a metric's values and rows."""
         signature = metric.signature(rows)
-        rows = rows if values.rows is None else rows.take(pa.array(values.rows, pa.int64()))
-        unknown = "the score is not a finite number"
-        found = enumerate(zip(values.scores, rows["error"].to_pylist(), strict=True))
-        errors = {i: error or unknown for i, (score, error) in found if not np.isfinite(score)}
-        parts = {
-            name: part.tolist() if isinstance(part, np.ndarray) else list(part)
-            for name, part in parts_of(values, rows).items()
-        }
-        marked = {
-            name: frozenset(np.flatnonzero(rows[name].to_numpy()).tolist()) for name in ("truncated", "empty")
-        }
-        counts = {name: len(captions) for name, captions in marked.items()}
+        if values.rows is not None:
+            rows = rows.take(pa.array(values.rows, pa.int64()))
+        errors: dict[int, str] = {}
+        reasons = rows["error"].to_pylist()
+        for index, (score, reason) in enumerate(zip(values.scores, reasons, strict=True)):
+            if not np.isfinite(score):
+                errors[index] = reason or "the score is not a finite number"
+        parts = {}
+        for name, part in parts_of(values, rows).items():
+            parts[name] = part.tolist() if isinstance(part, np.ndarray) else list(part)
+        marked = {}
+        for name in ("truncated", "empty"):
+            indices = np.flatnonzero(rows[name].to_numpy())
+            marked[name] = frozenset(indices.tolist())
+        reads = 0
+        if "coverage" in parts:
+            reads = metric.reads or tokens_read(metric.name)
         return Result(
             metric=metric.name,
             key=metric.key,
@@ -166,13 +183,14 @@ class Result:
             parts=parts,
             groups=rows["group"].to_pylist(),
             signature=signature,
-            counts=Counts(len(rows), failed=len(errors), **counts),
+            counts=_counts(len(rows), errors, marked),
             errors=errors,
             relative=metric.relative,
             summands=None if values.summands is None else values.summands.tolist(),
             formula=metric.formula,
             range=values.range or metric.range,
-            reads=metric.reads if "coverage" in parts else 0,
+            higher_is_better=metric.higher_is_better,
+            reads=reads,
             marked=marked,
         )
 
@@ -233,19 +251,20 @@ class Result:
 
     def _part(self, indices: Sequence[int]) -> Result:
         """The result of some captions."""
-        errors = {place: self.errors[index] for place, index in enumerate(indices) if index in self.errors}
-        marked = {
-            name: frozenset(place for place, index in enumerate(indices) if index in captions)
-            for name, captions in (self.marked or {}).items()
-        }
-        counts = {name: len(captions) for name, captions in marked.items()}
+        errors = {}
+        for place, index in enumerate(indices):
+            if index in self.errors:
+                errors[place] = self.errors[index]
+        marked = {}
+        for name, captions in (self.marked or {}).items():
+            marked[name] = frozenset(place for place, index in enumerate(indices) if index in captions)
         return replace(
             self,
             scores=[self.scores[index] for index in indices],
             parts={name: [values[index] for index in indices] for name, values in self.parts.items()},
             groups=[self.groups[index] for index in indices],
             summands=None if self.summands is None else [self.summands[index] for index in indices],
-            counts=Counts(len(indices), failed=len(errors), **counts),
+            counts=_counts(len(indices), errors, marked),
             errors=errors,
             marked=marked,
             evidence=None,
@@ -275,12 +294,7 @@ class Result:
             raise TypeError(f"compare: expected another Result, found a {type(other).__name__}")
         self._clusters("compare()")
         if self.signature != other.signature:
-            fix = "score both systems with the same settings"
-            fields = set(self.signature.split("|")) ^ set(other.signature.split("|"))
-            if all(field.startswith("statistics:") for field in fields):
-                fix = "each was weighed by its own texts: score both in one command, or with equal statistics"
-            found = "these results are not comparable, their signatures differ"
-            raise ValueError(f"{found}:\n    {self.signature}\n    {other.signature}\n{fix}")
+            _check_settings(current_signature(self.signature), current_signature(other.signature))
         return self.compare_within_run(other, level)
 
     def compare_within_run(self, other: Result, level: float = 0.95) -> statistics.Comparison:
@@ -295,23 +309,26 @@ class Result:
             raise ValueError(f"explain() needs the evidence: load({self.metric!r}, ..., evidence=True)")
         return self.evidence[number]
 
-    def bundle(self, *, texts: bool = False) -> dict[str, Any]:
-        """A bundle for `capeval replay`, in JSON's types: settings, versions, a caption's stages by digest.
-
-        No image, and no text unless `texts`. ValueError if the evidence was not kept, or of a `Reranker`.
-        """
-        if self.source is None:
-            raise ValueError(f"bundle() needs the evidence: load({self.metric!r}, ..., evidence=True)")
-        make: Any = resolve_name("capeval_core.replay.bundle:bundle_of")
-        return dict(make(self, texts=texts))
-
     def to_dict(self) -> dict[str, Any]:
         """Everything but the evidence, in JSON's types; NaN and infinities become None."""
-        names = ("metric", "key", "mean", "signature", "counts", "scores", "parts", "groups", "errors")
-        saved = {name: getattr(self, name) for name in (*names, "relative", "range")}
-        saved |= {"counts": vars(self.counts), "errors": {str(i): why for i, why in self.errors.items()}}
-        saved |= {} if self.summands is None else {"summands": self.summands}
-        return {name: plain(value) for name, value in saved.items()}
+        content = {
+            "metric": self.metric,
+            "key": self.key,
+            "mean": self.mean,
+            "signature": self.signature,
+            "counts": vars(self.counts),
+            "scores": self.scores,
+            "parts": self.parts,
+            "groups": self.groups,
+            "errors": {str(index): reason for index, reason in self.errors.items()},
+            "relative": self.relative,
+            "range": self.range,
+            "higher_is_better": self.higher_is_better,
+            "reads": self.reads,
+        }
+        if self.summands is not None:
+            content["summands"] = self.summands
+        return {name: plain(value) for name, value in content.items()}
 
     @staticmethod
     def from_dict(saved: Mapping[str, Any]) -> Result:
@@ -321,7 +338,8 @@ class Result:
         TypeError or ValueError if something is missing, or does not fit the rest.
         """
         formula = None
-        if saved["metric"] in METRICS or saved.get("summands") is not None:  # others need not be installed
+        if saved["metric"] in METRICS or saved.get("summands") is not None:
+            # A mean needs nothing of its metric, whose package need not be installed.
             formula = metric_class(saved["metric"]).formula
         scores = _numbers(saved["scores"])
         if not all(type(score) in (int, float) for score in scores):
@@ -334,13 +352,15 @@ class Result:
         parts = {name: _numbers(part) for name, part in dict(saved["parts"]).items()}
         if len(set(map(len, [*columns.values(), *parts.values()]))) != 1:
             lengths = ", ".join(f"{len(column)} {name}" for name, column in (columns | parts).items())
-            raise ValueError(f"it has {lengths}, which should be equally many")
-        whole = all(type(number) is int for number in dict(saved["counts"]).values())
-        if not whole or not all(isinstance(group, str) for group in columns["groups"]):
+            raise ValueError(f"it has {lengths}, which should have the same length")
+        counts_are_integers = all(type(number) is int for number in dict(saved["counts"]).values())
+        if not counts_are_integers or not all(isinstance(group, str) for group in columns["groups"]):
             raise TypeError("groups should be texts, counts whole numbers")
         low, high = saved.get("range") or (None, None)
-        columns |= {name: str(saved[name]) for name in ("metric", "key", "signature")}
         return Result(
+            metric=str(saved["metric"]),
+            key=str(saved["key"]),
+            signature=str(saved["signature"]),
             **columns,
             parts=parts,
             counts=Counts(**saved["counts"]),
@@ -348,28 +368,36 @@ class Result:
             relative=saved.get("relative"),
             formula=formula,
             range=(-math.inf if low is None else float(low), math.inf if high is None else float(high)),
+            higher_is_better=bool(saved.get("higher_is_better", True)),
+            reads=int(saved.get("reads", tokens_read(saved["metric"]))),
         )
 
     @property
     def lack(self) -> str | None:
-        """What the captions lack for a number above 0, such as BLEU's four words in a row; None: nothing."""
+        """Why a corpus number is zero, such as that no caption has four words in a row; None if it is not."""
         return None if self.formula is None else self._clusters("lack").lack
 
     @property
+    def unseen_share(self) -> float:
+        """The share of the captions' words that was not read, from 0 to 1."""
+        return 1 - float(np.mean(self.parts.get("coverage") or [1.0]))
+
+    @property
     def unseen(self) -> str:
-        """What share of the words was not read, and from 5% on which metric reads more; "" if all were."""
-        share = 1 - float(np.mean(self.parts.get("coverage") or [1.0]))
+        """The share of words that was not read, above 5% with a metric that reads more; "" if all were."""
+        share = self.unseen_share
         if share < 0.005:
             return ""
-        reads = {name: metric_class(name).advice.get("reads", "") for name in METRICS}
-        own = self.reads or int(reads.get(self.metric, "").partition(" ")[0] or 0)
-        longer = sorted((int(n), name) for name, n in reads.items() if n.isdigit() and int(n) > own)
-        more = f": {longer[0][1]} reads {longer[0][0]} tokens" if longer and share > 0.05 else ""
-        return f"{share:.0%} of words were not seen{more}"
+        text = f"{share:.0%} of words were not seen"
+        longer = next_longer_reader(self.reads) if self.reads else None
+        if share > _WARNED_SHARE and longer is not None:
+            name, tokens = longer
+            text += f": {name} reads {tokens} tokens"
+        return text
 
     @property
     def visual(self) -> str:
-        """What its captions are about: "image" or "video"."""
+        """The kind of thing that its captions describe: "image" or "video"."""
         return "video" if "media:video" in self.signature.split("|")[:2] else "image"
 
     def _clusters(self, method: str) -> statistics.Clusters:
@@ -381,22 +409,42 @@ class Result:
         )
 
 
+def _check_settings(first: str, second: str) -> None:
+    """Refuse to compare results of these two signatures, unless they are equal."""
+    if first == second:
+        return
+    fix = "score both systems with the same settings"
+    fields = set(first.split("|")) ^ set(second.split("|"))
+    if all(field.startswith("statistics:") for field in fields):
+        fix = "each was weighed by its own texts: score both in one command, or with equal statistics"
+    found = "these results are not comparable, their signatures differ"
+    raise ValueError(f"{found}:\n    {first}\n    {second}\n{fix}")
+
+
+def _counts(captions: int, errors: Mapping[int, str], marked: Mapping[str, frozenset[int]]) -> Counts:
+    """The numbers of captions, of those that failed, and of those with each mark."""
+    marks = {name: len(indices) for name, indices in marked.items()}
+    return Counts(captions, failed=len(errors), **marks)
+
+
 def parts_of(values: Values, rows: pa.Table) -> dict[str, Any]:
     """The parts of scores, and the share of each caption's words that was read, where rows say it."""
-    coverage = {"coverage": rows["coverage"].to_numpy()} if "coverage" in rows.column_names else {}
-    return {**values.parts, **coverage}
+    parts = dict(values.parts)
+    if "coverage" in rows.column_names:
+        parts["coverage"] = rows["coverage"].to_numpy()
+    return parts
 
 
 def warn_of(result: Result) -> None:
     """Warn of captions that are partly unread, and of a number that its formula's constants make."""
-    if ": " in result.unseen:
+    if result.unseen_share > _WARNED_SHARE:
         warn(f"{result.metric}: {result.unseen}")
     if result.lack is not None and len(result) >= statistics.LEAST_IMAGES:
-        number = f"{result.key}={result.mean:.2g} stands for 0, and has neither interval nor test"
-        warn(f"{result.metric}: {result.lack}, so {number}")
+        consequence = f"{result.key}={result.mean:.2g} stands for 0, and has neither interval nor test"
+        warn(f"{result.metric}: {result.lack}, so {consequence}")
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """`value` in JSON's types: numpy's become Python's, NaN and infinities None."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
@@ -407,7 +455,7 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def json_text(content: Any) -> str:
+def json_text(content: object) -> str:
     """`content` as a file of JSON, without the tokens NaN and Infinity, which strict readers refuse."""
     return json.dumps(plain(content), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
 

@@ -97,20 +97,22 @@ class Comparison:
             return f"the first system scores {than}: 0 lies outside the {level} interval"
         return f"no difference shown: 0 lies within the {level} interval"
 
-    def in_words(self, shown: Callable[[float], str] = signed) -> str:
-        """Difference, interval and p-value; `shown`: a difference for readers."""
-        difference, low, high = map(shown, (self.difference, self.interval.low, self.interval.high))
+    def in_words(self, written: Callable[[float], str] = signed) -> str:
+        """Difference, interval and p-value; `written`: a difference as readers see it."""
+        difference = written(self.difference)
+        low = written(self.interval.low)
+        high = written(self.interval.high)
         p_value = p_in_words(self.p_value, self.interval.level)
         return f"difference {difference}, interval {low} to {high}, {p_value}"
 
-    def unevenness(self, shown: Callable[[float], str] = signed) -> str:
-        """What `by_image` says, and why; "" without it."""
+    def unevenness(self, written: Callable[[float], str] = signed) -> str:
+        """The reason for `by_image`, and its outcome; "" without it."""
         if self.by_image is None:
             return ""
-        found = (
+        reason = (
             f"one system has more captions of some {self.visual}s, which weighs them differently in its mean"
         )
-        return f"{found}; with each {self.visual} counted once: {self.by_image.in_words(shown)}"
+        return f"{reason}; with each {self.visual} counted once: {self.by_image.in_words(written)}"
 
     def __str__(self) -> str:
         extent = f"{self.test}, {self.images:,} {self.visual}s, {self.left_out:,} left out"
@@ -126,7 +128,9 @@ class NoTestError(ValueError):
 
     def __init__(self, message: str, means: tuple[float, float], images: int, left_out: int) -> None:
         super().__init__(message)
-        self.means, self.images, self.left_out = means, images, left_out
+        self.means = means
+        self.images = images
+        self.left_out = left_out
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -138,7 +142,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
-    adjusted, largest = [0.0] * len(p_values), 0.0
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0  # so far: an adjusted value is never below that of a smaller p-value
     for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
         adjusted[index] = largest
@@ -166,14 +171,19 @@ class CorpusFormula:
     needs: Mapping[str, str] = field(default_factory=dict)
 
     def lack(self, sums: Doubles) -> str | None:
-        """What a set with these (k,) sums lacks to have more than 0, if it lacks something."""
-        return next((why for name, why in self.needs.items() if not sums[self.sums.index(name)] > 0), None)
+        """Why a set with these (k,) sums has the number 0, in words; None if it has not."""
+        for name, reason in self.needs.items():
+            if not sums[self.sums.index(name)] > 0:
+                return reason
+        return None
 
     def values(self, summands: Doubles) -> dict[str, float]:
         """The values of a set; `summands` (n, k) are what each caption adds, NaN where it has no score."""
-        if not len(summands) or not (scored := np.isfinite(summands).all(axis=-1)).any():
+        has_score = np.isfinite(summands).all(axis=-1) if len(summands) else np.zeros(0, dtype=bool)
+        if not has_score.any():
             return dict.fromkeys(self.names, math.nan)
-        return dict(zip(self.names, self.function(summands[scored].sum(axis=0)).tolist(), strict=True))
+        values = self.function(summands[has_score].sum(axis=0))
+        return dict(zip(self.names, values.tolist(), strict=True))
 
     def __call__(self, sums: Doubles) -> Doubles:
         """(...,) the number to report, of (..., k) sums."""
@@ -201,9 +211,10 @@ class Clusters:
         range: tuple[float, float] = UNBOUNDED,
     ) -> Clusters:
         """The images of captions; `range` is open on a side where options have moved a score beyond it."""
-        every: Doubles = np.asarray(scores, dtype=np.float64)
-        finite = np.isfinite(every)
-        values, columns = every[finite], (every if summands is None else summands)[finite]
+        scores_of_captions: Doubles = np.asarray(scores, dtype=np.float64)
+        finite = np.isfinite(scores_of_captions)
+        values = scores_of_captions[finite]
+        columns = values if summands is None else summands[finite]
         names, members = np.unique(np.asarray(groups, dtype=object)[finite], return_inverse=True)
         sums: Doubles = np.zeros((len(names), *columns.shape[1:]))
         np.add.at(sums, members, columns)
@@ -216,7 +227,7 @@ class Clusters:
         return replace(self, **{name: getattr(self, name)[images] for name in ("names", "sums", "counts")})
 
     def evenly(self) -> Clusters:
-        """The same images, each with one caption that stands for all of its own."""
+        """The same images, each with one caption: the mean of its captions."""
         sums = (self.sums.T / self.counts).T
         return replace(self, sums=sums, counts=np.ones_like(self.counts))
 
@@ -235,16 +246,17 @@ class Clusters:
 def mean_interval(clusters: Clusters, *, level: float) -> Interval:
     """Interval of the mean score, or of a corpus formula, over images like these with all their captions."""
     check_level(level)
-    n, visuals = len(clusters.names), f"{clusters.visual}s"
+    n = len(clusters.names)
+    visuals = f"{clusters.visual}s"
     if n < LEAST_IMAGES:
         needs = f"needs at least {LEAST_IMAGES} {visuals} with a score, found {n}"
         raise ValueError(f"an interval {needs}: score more {visuals}")
-    if clusters.formula and (lack := clusters.lack):
-        raise ValueError(f"{clusters.formula.names[0]} has no interval: {lack}")
+    if clusters.formula and clusters.lack:
+        raise ValueError(f"{clusters.formula.names[0]} has no interval: {clusters.lack}")
     statistic = _Studentised(clusters)
     if not statistic.error:
-        found = f"the {n:,} {visuals} have the same score, which says nothing of the error of their mean"
-        raise ValueError(f"an interval needs {visuals} that differ: {found}")
+        problem = f"the {n:,} {visuals} have the same score, which says nothing of the error of their mean"
+        raise ValueError(f"an interval needs {visuals} that differ: {problem}")
     low, high = np.clip(statistic.bounds(clusters.value, level), *clusters.range).tolist()
     return Interval(low, high, level, n)
 
@@ -252,51 +264,75 @@ def mean_interval(clusters: Clusters, *, level: float) -> Interval:
 def paired_comparison(first: Clusters, second: Clusters, *, level: float) -> Comparison:
     """Interval and test of a difference of numbers, over images that both systems have a score on."""
     check_level(level)
-    _, a, b = np.intersect1d(first.names, second.names, assume_unique=True, return_indices=True)
-    n, visual, sizes = len(a), first.visual, (len(first.names), len(second.names))
-    if not n and all(sizes):
-        found = f"no {visual} in common ({sizes[0]} and {sizes[1]})"
+    visual = first.visual
+    _, in_first, in_second = np.intersect1d(
+        first.names, second.names, assume_unique=True, return_indices=True
+    )
+    n = len(in_first)  # images that both have
+    if not n and len(first.names) and len(second.names):
+        problem = f"no {visual} in common ({len(first.names)} and {len(second.names)})"
         fix = f"score both systems on the same {visual}s, given in the same form (files, or decoded)"
-        raise ValueError(f"the results have {found}: {fix}")
-    one, other, left_out = first.take(a), second.take(b), sum(sizes) - 2 * n
-    means, lacks = (one.value, other.value) if n else (math.nan, math.nan), ""
-    if n < LEAST_IMAGES:
-        found = f"at least {LEAST_IMAGES} {visual}s that both systems have a score on, found {n}"
-        lacks = f"a comparison needs {found}: score both systems on more {visual}s"
-    elif one.formula and (lack := one.lack or other.lack):
-        whose = "both" if one.lack and other.lack else "one of the"
-        lacks = f"{one.formula.names[0]} has no test: in {whose} systems {lack}"
-    if lacks:
-        raise NoTestError(lacks, means, n, left_out)
-    difference = means[0] - means[1]
-    statistic = _Studentised(one, other)
-    p_value = statistic.p_value(difference)
+        raise ValueError(f"the results have {problem}: {fix}")
+    left_out = len(first.names) + len(second.names) - 2 * n
     most = max(first.range[1], second.range[1]) - min(first.range[0], second.range[0])
+    first = first.take(in_first)
+    second = second.take(in_second)
+    means = (first.value, second.value) if n else (math.nan, math.nan)
+    problem = _lack_of_test(first, second, n)
+    if problem:
+        raise NoTestError(problem, means, n, left_out)
+    difference = means[0] - means[1]
+    statistic = _Studentised(first, second)
+    p_value = statistic.p_value(difference)
     low, high = np.clip(statistic.bounds(difference, level), -most, most).tolist()
     # Both decide by the same inequality; where it holds to the last digit, rounding must not part them.
     if p_value >= 1 - level:
-        low, high = min(low, 0.0), max(high, 0.0)
+        low = min(low, 0.0)
+        high = max(high, 0.0)
     elif low <= 0 <= high:
-        low, high = (math.nextafter(0, 1), high) if difference > 0 else (low, math.nextafter(0, -1))
-    interval, by_image = Interval(low, high, level, n), None
-    if not np.array_equal(one.counts * other.counts.sum(), other.counts * one.counts.sum()):
-        by_image = paired_comparison(one.evenly(), other.evenly(), level=level)
+        if difference > 0:
+            low = math.nextafter(0, 1)
+        else:
+            high = math.nextafter(0, -1)
+    interval = Interval(low, high, level, n)
+    by_image = None
+    if not np.array_equal(first.counts * second.counts.sum(), second.counts * first.counts.sum()):
+        by_image = paired_comparison(first.evenly(), second.evenly(), level=level)
     return Comparison(means, difference, interval, p_value, n, left_out, visual, by_image)
+
+
+def _lack_of_test(first: Clusters, second: Clusters, n: int) -> str:
+    """Why two systems on the same n images have no test; "" if they have one."""
+    visual = first.visual
+    if n < LEAST_IMAGES:
+        needs = f"needs at least {LEAST_IMAGES} {visual}s that both systems have a score on, found {n}"
+        return f"a comparison {needs}: score both systems on more {visual}s"
+    if first.formula is None:
+        return ""
+    if first.lack and second.lack:
+        return f"{first.formula.names[0]} has no test: in both systems {first.lack}"
+    if first.lack or second.lack:
+        return f"{first.formula.names[0]} has no test: in one of the systems {first.lack or second.lack}"
+    return ""
 
 
 class _Studentised:
     """Distribution of a mean, or of the first system's minus the second one's, by its standard error."""
 
     def __init__(self, *systems: Clusters) -> None:
-        moves = _of_formula if systems[0].formula else _of_means  # results of one signature have one formula
+        # Results of one signature have one formula.
+        moves = _moves_of_formula if systems[0].formula else _moves_of_means
         scale, without, influence, bends = moves(systems)
-        n, deviation = len(influence), math.sqrt(np.mean(influence**2))
+        n = len(influence)
+        deviation = math.sqrt(np.mean(influence**2))
         error = math.sqrt((n - 1) / n * np.sum(without**2))
-        self.error = scale * error if min(error, deviation) > _EQUAL else 0.0  # the images do not differ
-        self.rounding = _EQUAL * scale  # what counts as 0 then
+        self.error = scale * error if min(error, deviation) > _EQUAL else 0.0  # 0: the images do not differ
+        self.rounding = _EQUAL * scale  # a difference that counts as 0 then
         share = np.add.reduce([system.counts / system.counts.sum() for system in systems]) / len(systems)
         self.degrees = max(1 / float(np.sum(share**2)) - 1, 1.0)  # Kish's effective number of images less one
-        self.stretch, self.bend, self.shift = 1.0, 0.0, 0.0  # factor of Student's quantiles, a and b of g(t)
+        self.stretch = 1.0  # factor of Student's quantiles
+        self.bend = 0.0  # a of g(t)
+        self.shift = 0.0  # b of g(t)
         if len(systems) == 1 and self.error:
             z = influence / deviation
             growth, bias = bends(z)
@@ -312,10 +348,12 @@ class _Studentised:
         from scipy.special import stdtrit
 
         limit = -float(stdtrit(self.degrees, (1 - level) / 2)) * self.stretch
-        return estimate - self.error * self._inverse(limit), estimate - self.error * self._inverse(-limit)
+        low = estimate - self.error * self._inverse(limit)
+        high = estimate - self.error * self._inverse(-limit)
+        return low, high
 
     def p_value(self, estimate: float) -> float:
-        """Of a truth of 0; never 0, as an error is known to rounding at best."""
+        """The p-value of the truth 0; never 0 itself, since an error is known to rounding at best."""
         if not self.error and abs(estimate) <= self.rounding:
             return 1.0
         from scipy.special import stdtr
@@ -334,35 +372,49 @@ class _Studentised:
 _Bends = Callable[[Doubles], tuple[float, float]]  # of standardised influence values: k, and k with the bias
 
 
-def _of_means(systems: Sequence[Clusters]) -> tuple[float, Doubles, Doubles, _Bends]:
-    """How leaving an image out, and its influence, move means, in units of `scale`: squares stay in range."""
-    n, shares = len(systems[0].counts), [system.counts / system.counts.sum() for system in systems]
+def _moves_of_means(systems: Sequence[Clusters]) -> tuple[float, Doubles, Doubles, _Bends]:
+    """The moves of means by leaving an image out, and by its influence, in units of `scale`.
+
+    The unit keeps squares within the range of float64.
+    """
+    n = len(systems[0].counts)
+    shares = [system.counts / system.counts.sum() for system in systems]
     scale = max(float(np.abs(system.sums / system.counts).max()) for system in systems)
     influences = []
     for sign, system, share in zip((1.0, -1.0), systems, shares, strict=False):
-        mean, own = (x / (scale or 1.0) / system.counts.sum() for x in (system.sums.sum(), system.sums))
-        influences.append(sign * n * (own - share * mean))
-    without = np.add.reduce([e / (1 - h) for e, h in zip(influences, shares, strict=True)]) / n
-    bends: _Bends = lambda z: (float(np.mean(z * (n * shares[0] - 1))), 0.0)  # noqa: E731
+        unit = scale or 1.0
+        mean = system.sums.sum() / unit / system.counts.sum()
+        contributions = system.sums / unit / system.counts.sum()
+        influences.append(sign * n * (contributions - share * mean))
+    left_out = [influence / (1 - share) for influence, share in zip(influences, shares, strict=True)]
+    without = np.add.reduce(left_out) / n
+
+    def bends(z: Doubles) -> tuple[float, float]:
+        return float(np.mean(z * (n * shares[0] - 1))), 0.0
+
     return scale, without, np.add.reduce(influences), bends
 
 
-def _of_formula(systems: Sequence[Clusters]) -> tuple[float, Doubles, Doubles, _Bends]:
+def _moves_of_formula(systems: Sequence[Clusters]) -> tuple[float, Doubles, Doubles, _Bends]:
     """The same of a formula of sums; images that do not differ change it a little if one is left out."""
-    n, formula = len(systems[0].counts), cast(CorpusFormula, systems[0].formula)
-    without = influence = np.zeros(n)
+    n = len(systems[0].counts)
+    formula = cast(CorpusFormula, systems[0].formula)
+    without = np.zeros(n)
+    influence = np.zeros(n)
     for sign, system in zip((1.0, -1.0), systems, strict=False):
         added = system.sums
         total = added.sum(axis=0)
-        own = added - total / n
+        deviations = added - total / n  # of each image's sums from the mean image's
         without = without + sign * (formula(total) - formula(total - added))
-        influence = influence + sign * n * (formula(total + own) - formula(total - own)) / 2
+        central = formula(total + deviations) - formula(total - deviations)
+        influence = influence + sign * n * central / 2
 
     def bends(z: Doubles) -> tuple[float, float]:
         deviation = math.sqrt(np.mean(influence**2))
-        bias = float(np.mean(formula(total + own) + formula(total - own) - 2 * formula(total))) * n * n / 2
+        second = formula(total + deviations) + formula(total - deviations) - 2 * formula(total)
+        bias = float(np.mean(second)) * n * n / 2
         # How the formula bends where the sums move by one standard error, or as far as none gets negative.
-        direction = np.mean(z[:, None] * own, axis=0)
+        direction = np.mean(z[:, None] * deviations, axis=0)
         room = np.divide(total, np.abs(direction), out=np.full_like(total, np.inf), where=direction != 0)
         step = min(math.sqrt(n), float(room.min()) / 2)
         ends = formula(total + step * direction) + formula(total - step * direction)

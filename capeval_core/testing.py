@@ -18,6 +18,7 @@ from capeval_core.cache import FeatureCache
 from capeval_core.inputs.samples import Samples, argument_of
 from capeval_core.metric import CaptionMetric, Reranker, prepared
 from capeval_core.models.batching import count_forwards
+from capeval_core.options import OptionDescription
 from capeval_core.result import Result
 from capeval_core.rows import COMMON
 
@@ -35,9 +36,11 @@ CAPTIONS = [
     "¡Hola! 犬 😺",
     "a dog runs on the grass",
 ]
-_DOG, _CIRCLES = ["a dog on a lawn", "a brown dog runs", "a dog plays outside"], ["two circles"]
+_DOG = ["a dog on a lawn", "a brown dog runs", "a dog plays outside"]
+_CIRCLES = ["two circles"]
 _SQUARE = ["a square", "a triangle", "shapes", "a drawing", "a blue square left of a green triangle"]
-_MAN, _BARE = ["a man on a horse", "a horse at the sea"], "a bare string is one reference"
+_MAN = ["a man on a horse", "a horse at the sea"]
+_BARE = "a bare string is one reference"
 REFERENCES = [_DOG, _CIRCLES, _MAN, _BARE, _SQUARE, _CIRCLES, ["hello", "a cat"], _DOG]
 IMAGE_OF = [0, 1, 2, 3, 4, 1, 5, 0]
 """The image of each caption."""
@@ -74,45 +77,62 @@ def check_metric(metric: type[CaptionMetric], *, within: float = CLOSE, **option
 
 def write_images(folder: Path) -> list[Path]:
     """Six different images of several sizes, modes and formats."""
-    rng, paths = np.random.default_rng(7), []
-    for i, (mode, *size) in enumerate(_SHAPES):
+    rng = np.random.default_rng(7)
+    paths = []
+    for i, (mode, width, height) in enumerate(_SHAPES):
         blocks = Image.fromarray(rng.integers(0, 256, (5, 5, 3), dtype=np.uint8))
-        paths.append(folder / f"{i}.{'png' if i else 'jpg'}")
-        blocks.resize((size[0], size[1]), Image.Resampling.NEAREST).convert(mode).save(paths[-1])
+        image = blocks.resize((width, height), Image.Resampling.NEAREST).convert(mode)
+        path = folder / (f"{i}.png" if i else f"{i}.jpg")
+        image.save(path)
+        paths.append(path)
     return paths
 
 
 def score(
-    metric: CaptionMetric, images: Any, only: Any = range(8), texts: Any = (CAPTIONS, REFERENCES), **more: Any
+    metric: CaptionMetric,
+    images: Sequence[Any],
+    only: Sequence[int] = range(8),
+    texts: tuple[list[str], list[Any]] = (CAPTIONS, REFERENCES),
+    **settings: Any,
 ) -> Result:
     """Score the captions (or only these) on their images; in pools, for a metric that chooses."""
     captions, references = texts
-    pools = [[captions[i], *captions[i - 3 : i], *LAWN] for i in only]
-    own: Any = pools if isinstance(metric, Reranker) else [captions[i] for i in only]
-    given = shown(metric, [images[IMAGE_OF[i]] for i in only])
-    given |= {"references": [references[i] for i in only]} if metric.needs_references else {}
-    return metric.score(own, **given, **more)
+    if isinstance(metric, Reranker):
+        inputs: Any = [[captions[i], *captions[i - 3 : i], *LAWN] for i in only]
+    else:
+        inputs = [captions[i] for i in only]
+    arguments = visuals_of(metric, [images[IMAGE_OF[i]] for i in only])
+    if metric.needs_references:
+        arguments["references"] = [references[i] for i in only]
+    return metric.score(inputs, **arguments, **settings)
 
 
-def shown(metric: CaptionMetric, images: Sequence[Any]) -> dict[str, Any]:
+def visuals_of(metric: CaptionMetric, images: Sequence[Any]) -> dict[str, Any]:
     """Images as the metric takes them: as they are, as the first frames of videos, or not at all."""
     argument = argument_of(metric.media)
-    videos = [[image, _SECOND] for image in images]
-    return {} if argument is None else {argument: videos if argument == "videos" else list(images)}
+    if argument is None:
+        return {}
+    if argument == "videos":
+        return {argument: [[image, _SECOND] for image in images]}
+    return {argument: list(images)}
 
 
 def samples(metric: CaptionMetric, images: Sequence[Any]) -> Samples:
     """The captions, their images and references, checked."""
-    visuals = next(iter(shown(metric, [images[i] for i in IMAGE_OF]).values()), None)
+    arguments = visuals_of(metric, [images[i] for i in IMAGE_OF])
+    visuals = next(iter(arguments.values()), None)
     return metric.check(CAPTIONS, visuals, REFERENCES if metric.needs_references else None)
 
 
 def values(result: Result, rows: Sequence[int] | None = None) -> dict[str, Any]:
-    """Scores, groups and parts that are no lists themselves, of all rows or these."""
-    parts = {name: part for name, part in result.parts.items() if not any(isinstance(p, list) for p in part)}
-    columns: dict[str, Any] = {"score": result.scores, "group": result.groups, **parts}
-    chosen = range(len(result)) if rows is None else rows
-    return {name: [column[row] for row in chosen] for name, column in columns.items()}
+    """Scores, groups and parts that are numbers or texts, of all rows or these."""
+    columns: dict[str, Any] = {"score": result.scores, "group": result.groups}
+    for name, part in result.parts.items():
+        if not any(isinstance(value, list) for value in part):
+            columns[name] = part
+    if rows is None:
+        rows = range(len(result))
+    return {name: list(map(column.__getitem__, rows)) for name, column in columns.items()}
 
 
 def close(result: Result, expected: Result, within: float = CLOSE) -> bool:
@@ -122,17 +142,22 @@ def close(result: Result, expected: Result, within: float = CLOSE) -> bool:
 
 def moved(result: Result, expected: Result, within: float, rows: Sequence[int] | None = None) -> list[str]:
     """Names of values that are not those expected (of these rows); z-scores divide by small deviations."""
-    one, other = values(result), values(expected, rows)
-    within *= 100 if expected.relative else 1
-    both = one.keys() & other.keys()
-    unlike = {name for name in both if not _alike(one[name], other[name], within)}
-    return sorted(unlike | (one.keys() ^ other.keys()))
+    columns = values(result)
+    expected_columns = values(expected, rows)
+    if expected.relative:
+        within *= 100
+    names = columns.keys() ^ expected_columns.keys()  # that only one of them has
+    for name in columns.keys() & expected_columns.keys():
+        if not _alike(columns[name], expected_columns[name], within):
+            names.add(name)
+    return sorted(names)
 
 
-def _alike(one: Sequence[Any], other: Sequence[Any], within: float) -> bool:
-    if one and isinstance(one[0], str):
-        return list(one) == list(other)
-    return len(one) == len(other) and np.allclose(one, other, rtol=0, atol=within, equal_nan=True)
+def _alike(first: Sequence[Any], second: Sequence[Any], within: float) -> bool:
+    """Return whether texts are equal, or numbers but for rounding."""
+    if first and isinstance(first[0], str):
+        return list(first) == list(second)
+    return len(first) == len(second) and np.allclose(first, second, rtol=0, atol=within, equal_nan=True)
 
 
 class Contract:
@@ -141,12 +166,16 @@ class Contract:
     def __init__(
         self, metric: type[CaptionMetric], images: Any, folder: Path, within: float = CLOSE, **options: Any
     ) -> None:
-        self.metric, self.images, self.folder, self.options = metric, images, folder, options
-        self.within, self.together = within, issubclass(metric, Reranker) or metric.relative is not None
-        self._kept = self.open()  # an encoder is shared as long as a metric holds it
-        if self._kept.options.weighs_together:
-            corpus = self._kept.corpus(samples(self._kept, images))
-            self.options["statistics"] = self._kept.prepare(corpus)
+        self.metric = metric
+        self.images = images
+        self.folder = folder
+        self.options = options
+        self.within = within
+        self.together = issubclass(metric, Reranker) or metric.relative is not None
+        self._opened = self.open()  # an encoder is shared as long as a metric holds it
+        if self._opened.options.weighs_together:
+            corpus = self._opened.corpus(samples(self._opened, images))
+            self.options["statistics"] = self._opened.prepare(corpus)
 
     def run(self, check: str) -> None:
         """One of `CHECKS`, unless the metric's scores depend on the other captions, which breaks it."""
@@ -154,41 +183,67 @@ class Contract:
             getattr(self, check)()
 
     def open(self, **options: Any) -> CaptionMetric:
-        chosen, taken = {"cache": FeatureCache(), **self.options, **options}, self.metric.Options.describe()
-        own = {name: value for name, value in chosen.items() if name in taken or name in self.options}
-        return self.metric(self.metric.Options.of(self.metric.name, own))
+        """The metric with these options and those of the contract."""
+        merged = {**self.options, **options}
+        if "cache" in self.metric.Options.describe():
+            merged.setdefault("cache", FeatureCache())
+        for name in options:
+            if name not in self.metric.Options.describe() and name not in self.options:
+                del merged[name]  # such as `batch_size`, of a metric without a network
+        return self.metric(self.metric.Options.of(self.metric.name, merged))
 
     def score(self, only: Sequence[int] = range(8), **options: Any) -> Result:
         return score(self.open(**options), self.images, only)
 
     def rows(self, metric: CaptionMetric, *shares: list[int]) -> pa.Table:
-        every = samples(metric, self.images)
-        parts = [every.select(share) for share in shares or [range(8)]]
-        return pa.concat_tables([table for part in parts for table in metric.encode(part)])
+        """The rows of all captions, or of shares of them, one share after the other."""
+        captions = samples(metric, self.images)
+        tables: list[pa.Table] = []
+        for share in shares or [range(8)]:
+            tables.extend(metric.encode(captions.select(share)))
+        return pa.concat_tables(tables)
 
     def check_facts(self) -> None:
         metric = self.metric
-        facts = ("title", "key", "summary", "paper", "__doc__")
-        wrong = {name: not str(getattr(metric, name) or "").strip() for name in facts}
-        wrong |= {"paper (no address)": "http" not in metric.paper, "key": not metric.key.isidentifier()}
-        wrong |= {"range": not metric.range[0] < metric.range[1]}
-        wrong |= {"tiny": (metric.default_weights is None) is not (metric.tiny is None)}
-        wrong |= {"ROW (see row_schema)": list(metric.ROW)[: len(COMMON)] != list(COMMON)}
-        wrong |= {f"{one.name} (see column)": b"meaning" not in (one.metadata or {}) for one in metric.ROW}
-        assert not any(wrong.values()), ", ".join(name for name in wrong if wrong[name])
+        problems = []
+        for name in ("title", "key", "summary", "paper", "__doc__"):
+            if not str(getattr(metric, name) or "").strip():
+                problems.append(name)
+        if "http" not in metric.paper:
+            problems.append("paper (no address)")
+        if not metric.key.isidentifier():
+            problems.append("key")
+        if not metric.range[0] < metric.range[1]:
+            problems.append("range")
+        if (metric.default_weights is None) is not (metric.tiny is None):
+            problems.append("tiny")
+        if list(metric.ROW)[: len(COMMON)] != list(COMMON):
+            problems.append("ROW (see row_schema)")
+        for column in metric.ROW:
+            if b"meaning" not in (column.metadata or {}):
+                problems.append(f"{column.name} (see column)")
+        assert not problems, ", ".join(dict.fromkeys(problems))
 
     def check_batches(self) -> None:
-        usual = self.score()
-        ways: Any = {f"batch_size={size}": (range(8), {"batch_size": size}) for size in (1, 3)}
-        ways["another order"] = [5, 2, 7, 0, 6, 1, 4, 3], {}
-        ways |= {} if self.together else {f"captions[{row}] alone": ([row], {}) for row in range(8)}
-        for way, (rows, options) in ways.items():
+        expected = self.score()
+
+        def check(way: str, rows: Sequence[int], **options: Any) -> Result:
             result = self.score(rows, **options)
-            names = moved(result, usual, self.within, rows)
+            names = moved(result, expected, self.within, rows)
             assert not names, f"{way} moves {', '.join(names)}"
-            if len(rows) == 1:  # whose number is its score, by a formula of sums, too
-                alike = _alike([result.mean], result.scores, self.within)
-                assert alike, f"{way} has the number {result.mean} and the score {result.scores[0]}"
+            return result
+
+        for size in (1, 3):
+            check(f"batch_size={size}", range(8), batch_size=size)
+        check("another order", [5, 2, 7, 0, 6, 1, 4, 3])
+        if self.together:
+            return
+        for row in range(8):
+            way = f"captions[{row}] alone"
+            result = check(way, [row])
+            # The number of one caption is its score, also by a formula of sums.
+            alike = _alike([result.mean], result.scores, self.within)
+            assert alike, f"{way} has the number {result.mean} and the score {result.scores[0]}"
 
     def check_repeats(self) -> None:
         with count_forwards() as once:
@@ -204,16 +259,18 @@ class Contract:
     def check_pickling(self) -> None:
         metric = self.open(cache=None)
         pickled = pickle.dumps(metric)
-        again, result = pickle.loads(pickled), score(metric, self.images)
-        more = len(pickled) - len(pickle.dumps(metric.options))
-        assert more < 4096, f"it takes {more:,} bytes more than its options, which are enough"
+        again = pickle.loads(pickled)
+        result = score(metric, self.images)
+        extra = len(pickled) - len(pickle.dumps(metric.options))
+        assert extra < 4096, f"it takes {extra:,} bytes more than its options, which are enough"
         assert again.signature() == metric.signature(), f"its signature becomes {again.signature()}"
         assert close(score(again, self.images), result, self.within), "scores differ"
         assert pickle.loads(pickle.dumps(result)) == result, "a result is another one"
 
     def check_rows(self) -> None:
         metric = self.open()
-        empty, rows = metric.combine(metric.ROW.empty_table()), self.rows(metric)
+        empty = metric.combine(metric.ROW.empty_table())
+        rows = self.rows(metric)
         assert math.isnan(empty.mean) and empty.scores == [], "no rows give a score"
         expected = metric.combine(rows)
         assert rows.schema.equals(metric.ROW), "encode gives other columns than ROW"
@@ -225,54 +282,71 @@ class Contract:
 
     def check_range(self) -> None:
         low, high = self.metric.range  # a caption that is its own reference has a cosine of one
-        own = score(self.open(), self.images, texts=(CAPTIONS, CAPTIONS))
-        outside = [one for one in own.scores + self.score().scores if not low <= one <= high]
+        of_itself = score(self.open(), self.images, texts=(CAPTIONS, CAPTIONS))
+        scores = of_itself.scores + self.score().scores
+        outside = [value for value in scores if not low <= value <= high]
         assert not outside, f"{outside} lie outside of {self.metric.range}"
 
     def check_broken_images(self) -> None:
         if not self.metric.media or "on_error" in self.metric.Options.without:
             return
-        broken, pictures = self.folder / "broken.jpg", [*self.images]
+        broken = self.folder / "broken.jpg"
+        pictures = [*self.images]
         broken.write_bytes(self.images[0].read_bytes()[:300])
         unknown = Image.new("La", (40, 30))  # a mode that Pillow does not convert to RGB
         pictures[2:6] = [broken, unknown, self.folder / "missing.png", broken]
-        sound, found = self.score(), score(self.open(on_error="nan"), pictures)
-        assert sorted(found.errors) == [2, 3, 4, 6], f"not 2, 3, 4 and 6 fail, but {found.errors}"
-        wrong = {row: why for row, why in found.errors.items() if f"[{row}]" not in why}
-        assert not wrong, f"errors name other rows: {wrong}"
+        expected = self.score()
+        result = score(self.open(on_error="nan"), pictures)
+        assert sorted(result.errors) == [2, 3, 4, 6], f"not 2, 3, 4 and 6 fail, but {result.errors}"
+        misnamed = {row: reason for row, reason in result.errors.items() if f"[{row}]" not in reason}
+        assert not misnamed, f"errors name other rows: {misnamed}"
         for row in (0, 1, 5, 7):
-            alike = _alike([found.scores[row]], [sound.scores[row]], self.within)
+            alike = _alike([result.scores[row]], [expected.scores[row]], self.within)
             assert alike, f"the score of row {row} moves"
 
     def check_empty_captions(self) -> None:
-        if "empty" not in self.metric.Options.without:
-            given = ["", "a", " \n"], [["a", ""], ["b"], [""]]
-            found = score(self.open(empty="score"), self.images, range(3), given)
-            assert all(map(math.isfinite, found.scores)), f"'', 'a' and ' ' score {found.scores}"
-            assert found.counts.empty == 2, f"{found.counts.empty} of two are counted"
+        if "empty" in self.metric.Options.without:
+            return
+        captions = ["", "a", " \n"]
+        references = [["a", ""], ["b"], [""]]
+        result = score(self.open(empty="score"), self.images, range(3), (captions, references))
+        assert all(map(math.isfinite, result.scores)), f"'', 'a' and ' ' score {result.scores}"
+        assert result.counts.empty == 2, f"{result.counts.empty} of two are counted"
 
     def check_options(self) -> None:
-        usual, own = self.open(), self.metric.ROW.names[len(COMMON) :]
-        result, rows = self.score(), self.rows(usual).select(own)
+        usual = self.open()
+        columns = self.metric.ROW.names[len(COMMON) :]
+        result = self.score()
+        rows = self.rows(usual).select(columns)
         for option in self.metric.Options.describe().values():
-            now = self.options.get(option.name, option.default)
-            others = [choice for choice in option.choices if choice != now]
-            if not others and isinstance(now, (bool, int, float)):
-                others = [not now if isinstance(now, bool) else 2 * now + 1]
-            if option.name in _OF_A_RUN or not others:
+            alternative = _alternative(option, self.options.get(option.name, option.default))
+            if option.name in _OF_A_RUN or alternative is None:
                 continue
             try:
-                other = self.open(**{option.name: others[0]})
+                other = self.open(**{option.name: alternative})
                 other = prepared(other, samples(other, self.images))
-            except ValueError:  # which does not fit the other options
+            except ValueError:  # the value does not fit the other options
                 continue
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 moves = not close(score(other, self.images), result, self.within)
-            equal = rows.equals(self.rows(other).select(own))
-            stamped, signed = other.stamp() != usual.stamp(), other.signature() != usual.signature()
+            equal = rows.equals(self.rows(other).select(columns))
+            stamped = other.stamp() != usual.stamp()
+            signed = other.signature() != usual.signature()
             assert stamped or equal, f"{option.name} changes rows: it needs encodes=True"
             assert signed or not moves, f"{option.name} moves scores: it needs sign=..."
+
+
+def _alternative(option: OptionDescription, value: Any) -> Any:
+    """Another value of an option than this one; None where none is known."""
+    for choice in option.choices:
+        if choice != value:
+            return choice
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        return 2 * value + 1
+    return None
 
 
 CHECKS = tuple(name for name in vars(Contract) if name.startswith("check_"))

@@ -32,7 +32,7 @@ from capeval_core.testing import (
     count_forwards,
     samples,
     score,
-    shown,
+    visuals_of,
 )
 from tests.outside import NAME as OUTSIDE
 from tests.outside import installed
@@ -79,7 +79,7 @@ def load(case: str, **options: Any) -> Any:
 
 def argument_of(metric: CaptionMetric) -> str | None:
     """What images are called: `images`, `videos`, or None for a metric that takes none."""
-    return next(iter(shown(metric, [])), None)
+    return next(iter(visuals_of(metric, [])), None)
 
 
 def taken(name: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def test_equal_images_in_other_files_and_forms_run_once(
         metric = opened(name, weights)
         references = [["a"]] * len(equal) if metric.needs_references else None
         with count_forwards() as forwards:
-            result = metric.score(["a dog"] * len(equal), references=references, **shown(metric, equal))
+            result = metric.score(["a dog"] * len(equal), references=references, **visuals_of(metric, equal))
         items.append(forwards.items)
         assert len(set(result.groups)) == len(set(result.scores)) == 1
     assert items[0] == items[1]
@@ -147,12 +147,12 @@ def test_an_unneeded_reference_is_ignored_with_a_warning(name: str, weights: str
     metric = opened(name, weights)
     if metric.needs_references:
         with pytest.raises(ValueError, match="references"):
-            metric.score(["a dog"], **shown(metric, images[:1]))
+            metric.score(["a dog"], **visuals_of(metric, images[:1]))
         return
     with pytest.warns(UserWarning, match=f"{metric.name} needs no references") as caught:
-        result = metric.score(["a dog"], references=[["a cat"]], **shown(metric, images[:1]))
+        result = metric.score(["a dog"], references=[["a cat"]], **visuals_of(metric, images[:1]))
     assert caught[0].filename == __file__
-    assert result == metric.score(["a dog"], **shown(metric, images[:1]))
+    assert result == metric.score(["a dog"], **visuals_of(metric, images[:1]))
 
 
 @EACH
@@ -160,7 +160,9 @@ def test_the_input_is_checked_before_a_model_runs(name: str, weights: str, image
     metric = opened(name, weights)
     references = [["a"], []] if metric.needs_references else None
     with count_forwards() as forwards, pytest.raises(ValueError) as caught:
-        metric.score(["a dog", ""], references=references, **shown(metric, [images[0], "no-such-file.png"]))
+        metric.score(
+            ["a dog", ""], references=references, **visuals_of(metric, [images[0], "no-such-file.png"])
+        )
     assert "captions[1]" in str(caught.value)
     assert (f"{argument_of(metric)}[1]" in str(caught.value)) is bool(metric.media)
     assert ("references[1]" in str(caught.value)) is metric.needs_references
@@ -225,7 +227,7 @@ def test_the_range_is_never_left(name: str, weights: str, images: list[Path]) ->
             interval = found.interval(level=0.999)
             assert low <= interval.low <= interval.high <= high
     # A caption that is its own reference has a cosine of one, which rounding must not exceed.
-    every = shown(metric, [images[i] for i in IMAGE_OF])
+    every = visuals_of(metric, [images[i] for i in IMAGE_OF])
     own = metric.score(CAPTIONS, references=CAPTIONS if metric.needs_references else None, **every)
     assert all(low <= value <= high for value in [*own.scores, *score(metric, images).scores])
 
@@ -236,7 +238,7 @@ def test_truncation_is_counted_per_caption(name: str, weights: str, images: list
     long = "dog " * 600
     captions = [long, "a dog", "a cat"]
     references = [["a", long], ["a", long], ["a"]] if metric.needs_references else None
-    result = metric.score(captions, references=references, **shown(metric, images[:3]))
+    result = metric.score(captions, references=references, **visuals_of(metric, images[:3]))
     if metric.default_weights is None:  # without a network, whatever is read is read whole
         assert result.counts.truncated == 0
     else:
@@ -376,7 +378,7 @@ def test_a_changed_row_is_computed_again_and_no_other(
 
     def run(only: list[int], **options: Any) -> tuple[Result, int]:
         metric = opened(name, weights)
-        given = shown(metric, [pictures[i] for i in only])
+        given = visuals_of(metric, [pictures[i] for i in only])
         given["references"] = [references[i] for i in only] if needs else None
         with count_forwards() as forwards:
             result = metric.score([captions[i] for i in only], **given, **options)

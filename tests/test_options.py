@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from typing import Any
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capeval_core.authoring import Options, option
+import capeval_core
+from capeval_core.authoring import Options, PacOptions, PacS, option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,12 +38,11 @@ def test_a_scalar_of_numpy_is_the_value_that_it_holds() -> None:
 
 
 def test_signs_only_what_moves_the_score() -> None:
-    assert Own().signed() == ["dtype:float32", "layer:-1", "scale:1"]
-    assert Own(region="x", compat="released").signed() == [
-        "dtype:float32",
+    assert Own().signed() == [] == Own(layer=-1, scale=1).signed()
+    assert Own(region="x", compat="released", layer=2, dtype="float16").signed() == [
+        "dtype:float16",
         "compat:released",
-        "layer:-1",
-        "scale:1",
+        "layer:2",
         "region:x",
     ]
     quiet = Own(device="cpu", batch_size=3, cache="c", rows="r", on_error="nan", empty="score", evidence=True)
@@ -49,13 +51,36 @@ def test_signs_only_what_moves_the_score() -> None:
 
 @given(st.text(max_size=8), st.text(max_size=8))
 def test_texts_sign_alike_only_if_they_are_equal(one: str, other: str) -> None:
-    first, second = (Own(region=text).signed()[-1] for text in (one, other))
+    first, second = (Own(region=text).signed()[0] for text in (one, other))
     assert (first == second) is (one == other)
     assert first.isascii() and first.isprintable() and "|" not in first
 
 
 @given(st.floats(0.5, 1e9), st.floats(0.5, 1e9))
 def test_numbers_sign_alike_only_if_they_are_equal(one: float, other: float) -> None:
-    first, second = (Own(scale=number).signed()[-1] for number in (one, other))
+    first, second = (Own(scale=number).signed() for number in (one, other))
     assert (first == second) is (one == other)
-    assert float(first.removeprefix("scale:")) == one
+    assert first == [] if one == 1 else float(first[0].removeprefix("scale:")) == one
+
+
+KINDS = (st.booleans(), st.integers(-9, 9), st.floats(-9, 9), st.text(max_size=5))
+
+
+@given(st.one_of(*(st.tuples(kind | st.none(), kind) for kind in KINDS)))
+@settings(max_examples=30)
+def test_a_new_option_at_its_default_changes_no_signature(defaults: tuple[Any, Any]) -> None:
+    """An option added by a subclass of PAC-S's options, as an author adds it."""
+    default, value = defaults
+    new = option(default, "new", sign="new")
+    options = dataclasses.make_dataclass(
+        "New", [("new", type(value) | None, new)], bases=(PacOptions,), frozen=True, kw_only=True
+    )
+    metric = type("NewPacS", (PacS,), {"Options": options})
+    opened = capeval_core.load("pacs", weights="tiny")  # kept, so that all share its network
+    usual = opened.signature()
+    assert metric(options(weights="tiny")).signature() == usual
+    assert metric(options(weights="tiny", new=default)).signature() == usual
+    signature = metric(options(weights="tiny", new=value)).signature()
+    says_so = value != default
+    assert (signature != usual) is says_so
+    assert (re.search(r"\|new:[^|]+\|v:", signature) is not None) is says_so

@@ -17,7 +17,7 @@ import capeval_core
 from benchmarks.other_tools import odd_pictures
 from capeval_core.cli import main
 from capeval_core.demo import demo_set
-from capeval_core.replay.bundle import replay
+from capeval_core.replay.bundle import bundle_of, replay
 from capeval_core.replay.why import Search
 from tests.support import seams
 
@@ -228,7 +228,7 @@ def bundle(name: str, **options: Any) -> dict[str, Any]:
     metric = capeval_core.load(name, evidence=True, **options)
     images = IMAGES if metric.media else None
     made = metric.score(GIVEN["captions"], images, GIVEN["references"] if metric.needs_references else None)
-    return dict(json.loads(json.dumps(made.bundle())))
+    return dict(json.loads(json.dumps(bundle_of(made))))
 
 
 @pytest.mark.parametrize("name", ["refpacs", "ciderd", "umic"])
@@ -247,7 +247,7 @@ def test_a_bundle_is_replayed(name: str) -> None:
 def test_other_inputs_are_named_where_scores_are_equal() -> None:
     """Scores of 0: of captions without a common word, and of an image that a caption contradicts."""
     nothing = ["qx zv", "wk jq", *GIVEN["captions"][2:]]
-    made = dict(capeval_core.load("ciderd", evidence=True).score(nothing, None, GIVEN["references"]).bundle())
+    made = bundle_of(capeval_core.load("ciderd", evidence=True).score(nothing, None, GIVEN["references"]))
     found = replay(made, ["pf gh", *nothing[1:]], None, GIVEN["references"])
     assert found.stages == {"caption": [0]} and found.equal_scores and not found.equal
     metric: Any = capeval_core.load("clips", weights="tiny", evidence=True)
@@ -259,9 +259,9 @@ def test_other_inputs_are_named_where_scores_are_equal() -> None:
     swapped_images = list(images)
     for row, other in zip(zeros, [*zeros[1:], zeros[0]], strict=True):
         swapped_images[row] = images[other]
-    found = replay(result.bundle(), others, swapped_images)
+    found = replay(bundle_of(result), others, swapped_images)
     assert set(found.stages) == {"image"} and not found.equal
-    one = replay(result.bundle(), others, images, w=2.5000001)
+    one = replay(bundle_of(result), others, images, w=2.5000001)
     assert one.equal
 
 
@@ -270,12 +270,12 @@ def test_other_settings_and_lost_captions_are_named(tmp_path: Path) -> None:
     for item, file in zip(ITEMS, same, strict=True):  # the same pictures in other files
         Image.open(item.image).save(file, compress_level=0)
     found = replay(made, GIVEN["captions"], same, w=1.0)
-    assert list(found.stages) == ["score"] and "w 2 there, 1 here" in found.sentence
+    assert list(found.stages) == ["score"] and "w by default there, 1 here" in found.sentence
     assert list(replay(made, GIVEN["captions"], IMAGES, dtype="bfloat16").stages) == ["features"]
     found = replay(made, GIVEN["captions"][:7], IMAGES[:7])
     assert not found.equal and not found.stages and "1 captions are in one" in found.sentence
     with pytest.raises(ValueError, match="evidence=True"):
-        capeval_core.load("rougel").score(["a"], references=["a"]).bundle()
+        bundle_of(capeval_core.load("rougel").score(["a"], references=["a"]))
 
 
 def test_commands_say_it_by_their_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

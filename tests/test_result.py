@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import capeval_core
 from capeval_core.result import Counts, Result, json_text
 
 NAN = float("nan")
@@ -99,3 +100,76 @@ def test_compares_systems_of_one_signature() -> None:
         first.compare(result([0.4, 0.5], ["p", "q"]))
     with pytest.raises(ValueError, match="at least 5 images that both systems have a score on, found 4"):
         first.compare(result([0.4, 0.7, 0.5, 0.6, NAN]))
+
+
+@pytest.mark.parametrize(
+    ("metric", "options", "earlier"),
+    [
+        ("pacs", {}, "dtype:float32|w:2|prompt:'A photo depicts '"),
+        ("pacs", {"w": 2.5}, "dtype:float32|w:2.5|prompt:'A photo depicts '"),
+        ("pacs", {"prompt": "", "dtype": "float16"}, "dtype:float16|w:2|prompt:''"),
+        ("clips", {"compat": "released"}, "dtype:float32|compat:released|w:2.5|prompt:'A photo depicts '"),
+        ("specs", {}, "dtype:float32|prompt:''|scale:cosine"),
+        ("bleu", {}, ""),
+    ],
+)
+def test_compares_with_results_whose_signatures_state_defaults(
+    metric: str, options: dict[str, Any], earlier: str
+) -> None:
+    weights = {} if metric == "bleu" else {"weights": "tiny"}
+    signature = capeval_core.load(metric, **weights, **options).signature()
+    start = signature.split("|")[:2]
+    stated = "|".join(
+        ["capeval:" + metric, start[1], *filter(None, [earlier]), f"v:{capeval_core.__version__}"]
+    )
+    new, old = (result([0.5, 0.6, 0.8, 0.7, 0.9], signature=text) for text in (signature, stated))
+    assert old.compare(new) == new.compare(old) == new.compare(new)
+    other = result(
+        new.scores, signature=f"{start[0]}|{start[1]}|dtype:bfloat16|w:9|v:{capeval_core.__version__}"
+    )
+    with pytest.raises(ValueError, match="not comparable"):
+        old.compare(other)
+
+
+ECO = "capeval:eco|weights:x@1"
+DOCUMENTS = "consensus_documents:doc_caption_within_pool"
+
+
+@pytest.mark.parametrize(
+    ("options", "earlier"),
+    [
+        ("", f"|dtype:float32|ensemble:3.52|consensus_weight:1|threshold:0.39|consensus:cider|{DOCUMENTS}"),
+        ("|compat:released", "|dtype:float32|compat:released|consensus:tfidf"),
+        ("|compat:released|consensus:cider_d", f"|compat:released|consensus:cider_d|{DOCUMENTS}"),
+        ("|compat:released|consensus:cider", f"|compat:released|consensus:cider|{DOCUMENTS}"),
+        ("|consensus:tfidf", "|dtype:float32|consensus:tfidf"),
+    ],
+)
+def test_the_usual_consensus_follows_compat(options: str, earlier: str) -> None:
+    first, second = (result([0.1, 0.2, 0.3, 0.4, 0.6], signature=ECO + text) for text in (options, earlier))
+    assert first.compare(second).difference == 0
+    with pytest.raises(ValueError, match="not comparable"):
+        first.compare(result(first.scores, signature=f"{ECO}|consensus:other"))
+
+
+def test_a_signature_of_an_absent_package_is_compared_as_it_is() -> None:
+    absent: dict[str, Any] = {"metric": "absent", "signature": "capeval:absent|package:a@1|dtype:float32|v:1"}
+    first = result([0.1, 0.2, 0.3, 0.4, 0.6], **absent)
+    assert first.compare(first).difference == 0
+    with pytest.raises(ValueError, match="not comparable"):
+        first.compare(replace(first, signature="capeval:absent|package:a@1|v:1"))
+
+
+def test_a_file_of_an_absent_package_is_read_like_any_other() -> None:
+    """Lower is better, as the file says; an earlier file says nothing of it."""
+    first = result([0.5, 0.2, 0.9], metric="absent", higher_is_better=False, reads=64)
+    first = replace(first, parts={"coverage": [0.5, 1.0, 1.0]})
+    saved = json.loads(json_text(first.to_dict()))
+    again = Result.from_dict(saved)
+    assert [caption["index"] for caption in again.best(3)] == [1, 0, 2]
+    assert [caption["index"] for caption in again.worst(1)] == [2]
+    assert again.unseen == first.unseen and "pacs reads 77 tokens" not in first.unseen
+    assert first.unseen.startswith("17% of words were not seen: ") and again.to_dict() == first.to_dict()
+    earlier = {name: saved[name] for name in saved if name not in ("higher_is_better", "reads")}
+    assert Result.from_dict(earlier).best(1)[0]["index"] == 2
+    assert Result.from_dict(earlier | {"metric": "pacs"}).unseen.endswith(": specs reads 248 tokens")

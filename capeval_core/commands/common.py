@@ -43,7 +43,7 @@ def options_of(
     own = {option: value for name, option, value in given if name == metric.name}
     with naming({name: f"--set {metric.name}.{name}=" for name in own}):
         options = metric.Options.of(metric.name, {**keywords, **own})
-        options.check(metric)
+        metric.check_options(options)
     return options
 
 

@@ -44,7 +44,7 @@ def run(arguments: list[str]) -> int:
             raise ValueError(f"--candidates {flags.candidates}: {fault}: {fix}")
     with common.naming_rows(ids):
         with noting(problems):
-            samples = options.check_input(metric, list(pools.values()), images, progress=True)
+            samples = metric.check_input(options, list(pools.values()), images, progress=True)
         problems.raise_if_any()
         opened = metric(options)
         with interruptible(resuming(options.rows)):

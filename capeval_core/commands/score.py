@@ -23,7 +23,7 @@ from capeval_core.metric import CaptionMetric, CommonOptions, LazyEvidence, Rera
 from capeval_core.registry import JAVA_METRICS, every_class, media_of, metric_class
 from capeval_core.replay.bundle import bundle_of
 from capeval_core.reports.tables import Cell, System, Systems
-from capeval_core.rows import Task, encode_tasks
+from capeval_core.run import Task, encode_tasks
 from capeval_core.scores.java import check_java
 
 _Metrics = Sequence[type[CaptionMetric]]
@@ -287,7 +287,7 @@ def _checked(metrics: _Metrics, options: _Options, collections: Sequence[Joined]
         decodes = bool(metric.media) and not own.images_are_ids
         images = visuals if decodes and visuals is not None else paths
         own = own if images is paths else replace(own, on_error="nan")
-        samples = own.check_input(metric, captions, images, references, progress=True)
+        samples = metric.check_input(own, captions, images, references, progress=True)
         if not metric.media and entries is not None:  # texts alone are grouped by the ids of references
             pairs = zip(entries, samples.references or [], strict=True)
             sources = {entry: Texts(texts, entry) for entry, texts in pairs}

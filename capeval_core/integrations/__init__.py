@@ -6,10 +6,20 @@ self-critical training, `CocoScores` COCO's caption evaluation by the keys of py
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from capeval_core.project import lazy_names
 
-# Their types are in __init__.pyi. Lazy, so that one integration does not import what another one needs.
-__all__ = ["CaptionMetrics", "CocoScores", "reward"]
+if TYPE_CHECKING:
+    from capeval_core.integrations.coco import CocoScores
+    from capeval_core.integrations.rewards import reward
+    from capeval_core.integrations.trainer import CaptionMetrics
+else:  # imported where they are used, so that one integration does not import what another one needs
+    _HOMES = {
+        "CaptionMetrics": "integrations.trainer",
+        "CocoScores": "integrations.coco",
+        "reward": "integrations.rewards",
+    }
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)
 
-_MODULES = {"CaptionMetrics": "trainer", "CocoScores": "coco", "reward": "rewards"}
-__getattr__, __dir__ = lazy_names(__name__, {name: f"integrations.{own}" for name, own in _MODULES.items()})
+__all__ = ["CaptionMetrics", "CocoScores", "reward"]

@@ -167,7 +167,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         with naming({"captions": "predictions"}):
             samples = self.metric.check(given.get("predictions"), visuals, references)
         self._prepared = opened = prepared(self.metric, samples) if whole else self.metric
-        opened.options.check_separable(type(opened), scores=False)
+        opened.check_separable(opened.options, scores=False)
         self._open_writer()  # here the processes meet, and encoding, which takes its time, comes after
         rows = opened.encode_all(self._numbered(samples))
         self._notes.add(samples)

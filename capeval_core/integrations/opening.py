@@ -48,7 +48,7 @@ def choose_metrics(
             elif (first := keys.setdefault(metric.key, where)) != where:
                 problems.add(Problem(where, f"gives {metric.key} as {first} does", "name each metric once"))
             elif not (has_references and metric.corpus_texts == "references"):  # whose statistics stay
-                own.check_separable(metric, scores=False)
+                metric.check_separable(own, scores=False)
     problems.raise_if_any()
     return chosen
 

@@ -20,7 +20,7 @@ from capeval_core.inputs.samples import Samples
 from capeval_core.metric import Reranker, prepared
 from capeval_core.models.rounding import OF_FORMULAS, rounding
 from capeval_core.phrases.ptb import shared_words
-from capeval_core.registry import load
+from capeval_core.registry import current_signature, load
 from capeval_core.result import Result
 from capeval_core.rows import canonical
 
@@ -42,7 +42,13 @@ _SHARE = 1e-3  # of a score's difference, which a difference of features explain
 
 
 def bundle_of(result: Result, ids: Any = None, *, texts: bool = False) -> dict[str, Any]:
-    """Settings, versions, and per caption a line of its stages: six bytes of a digest each, or a number."""
+    """A bundle for `capeval replay`, in JSON's types: settings, versions, and a line of stages per caption.
+
+    A stage is six bytes of a digest, or a number. No image, and no text unless `texts`. ValueError if the
+    result was made without `evidence=True`, or by a metric that chooses among captions.
+    """
+    if result.source is None:
+        raise ValueError(f"a bundle needs the evidence: load({result.metric!r}, ..., evidence=True)")
     metric, samples, rows = result.source
     if isinstance(metric, Reranker):
         raise ValueError(f"bundle: {metric.name} chooses among captions, and a bundle has a score for each")
@@ -148,7 +154,7 @@ def check_bundle(bundle: Any) -> None:
     keys = {"format", "metric", "media", "options", "signature", "models", "versions", "columns", "rows"}
     there = isinstance(bundle, Mapping) and keys <= {*bundle} and bundle["format"] == _FORMAT
     if not there or {line.count(" ") for line in bundle["rows"]} - {len(bundle["columns"]) - 1}:
-        fix = "pass one of `result.bundle()` or `capeval score --bundle`"
+        fix = "pass one of `bundle_of(result)` or `capeval score --bundle`"
         raise InputError(Problem(at("bundle"), "is no bundle of this version, or damaged", fix))
 
 
@@ -230,10 +236,14 @@ def _reason(stage: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> st
     """The likely reason of a first difference, with the settings and versions that differ."""
     if stage in ("caption", "references", "image"):
         return _STAGES[stage]
-    parts = ([part.partition(":")[::2] for part in side["signature"].split("|")] for side in (there, here))
+    signatures = [current_signature(side["signature"]) for side in (there, here)]
+    parts = ([part.partition(":")[::2] for part in signature.split("|")] for signature in signatures)
     old, new = ({**dict(own), **side["versions"]} for own, side in zip(parts, (there, here), strict=True))
-    changed = [name for name in old if old[name] != new.get(name)]
+    changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     reason = "statistics of other texts" if changed == ["statistics"] else _STAGES[stage]
     reason = "other weights" if stage == "features" and there["models"] != here["models"] else reason
-    listed = "; ".join(f"{name} {old[name]} there, {new.get(name)} here" for name in changed)
+    usual = "by default"  # a signature leaves options at their defaults out
+    listed = "; ".join(
+        f"{name} {old.get(name, usual)} there, {new.get(name, usual)} here" for name in changed
+    )
     return reason + f" ({listed})" * bool(listed)

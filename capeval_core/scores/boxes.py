@@ -53,19 +53,6 @@ class RegionOptions(CommonOptions):
     def images_are_ids(self) -> bool:
         return store_of(self.regions) is not None
 
-    def check(self, metric: Any) -> None:
-        super().check(metric)
-        if self.regions is not None:
-            box_source_opener(self.regions)
-        if self.exif is not None and self.images_are_ids:
-            found = "is for images, and regions holds features that were made before"
-            raise wrong_option("exif", self.exif, found, "leave it out")
-
-    def check_input(self, metric: Any, captions: Any, images: Any, *others: Any, **how: Any) -> Samples:
-        if (store := store_of(self.regions)) is not None:
-            images = boxes_by_id(store, images)
-        return super().check_input(metric, captions, images, *others, **how)
-
 
 class RegionMetric(CaptionMetric):
     """A metric that compares captions with features of boxes in images."""
@@ -78,6 +65,24 @@ class RegionMetric(CaptionMetric):
     """The region encoder where neither options nor weights name one."""
 
     options: RegionOptions
+
+    @classmethod
+    def check_options(cls, options: Any) -> None:
+        super().check_options(options)
+        if options.regions is not None:
+            box_source_opener(options.regions)
+        if options.exif is not None and options.images_are_ids:
+            problem = "is for images, and regions holds features that were made before"
+            raise wrong_option("exif", options.exif, problem, "leave it out")
+
+    @classmethod
+    def check_input(
+        cls, options: Any, captions: Any, images: Any, references: Any = None, **settings: Any
+    ) -> Samples:
+        store = store_of(options.regions)
+        if store is not None:
+            images = boxes_by_id(store, images)
+        return super().check_input(options, captions, images, references, **settings)
 
     @classmethod
     def entries(cls, options: Any) -> list[WeightsEntry]:

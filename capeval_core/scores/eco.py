@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -31,20 +31,10 @@ from capeval_core.metric import CommonOptions, Model, Reranker
 from capeval_core.options import option
 from capeval_core.phrases.ngrams import Documents, consensus, tfidf_consensus
 from capeval_core.phrases.ptb import ptb_tokens
-from capeval_core.registry import network, network_of
+from capeval_core.registry import facts, network, network_of
 from capeval_core.result import Values, plain
-from capeval_core.rows import (
-    COVERAGE,
-    Task,
-    Texts,
-    canonical,
-    column,
-    encode_tasks,
-    lists,
-    nullable,
-    row_schema,
-)
-from capeval_core.scores.facts import facts
+from capeval_core.rows import COVERAGE, Texts, canonical, column, lists, nullable, row_schema
+from capeval_core.run import Task, encode_tasks
 from capeval_core.weights.catalogue import ECO_MEMBERS, EVA_CLIP, WeightsEntry
 from capeval_core.weights.folder import WeightsError, WeightsFolder
 
@@ -477,28 +467,20 @@ class EcoOptions(CommonOptions):
         sign="consensus_documents",
     )
 
-    def check(self, metric: Any) -> None:
-        super().check(metric)
-        for name in [] if self.members is None else _member_names(self.members, tiny=False):
-            if name not in _KNOWN and "/" not in name and not expanded_path(name).is_dir():
-                found = f"it is neither known ({', '.join(_KNOWN)}), nor a Hub id (org/name), nor a folder"
-                raise WeightsError(_not_opened(name, f"{found}{did_you_mean(name, _KNOWN)}"))
-
-    def check_input(self, metric: Any, *inputs: Any, **how: Any) -> Samples:
-        samples = super().check_input(metric, *inputs, **how)
-        return images_in_rgb(samples) if self.compat == "released" else samples
-
     @property
     def consensus_formula(self) -> Literal["cider", "cider_d", "tfidf"]:
         """The formula of the consensus, also where the option `consensus` leaves it to `compat`."""
         return self.consensus or ("tfidf" if self.compat == "released" else "cider")
 
-    def signed(self) -> list[str]:
-        """As for all options, with the formula spelt out, and documents only where the formula has any."""
-        signs = super(EcoOptions, replace(self, consensus=self.consensus_formula)).signed()
-        if self.consensus_formula != "tfidf":
-            return signs
-        return [sign for sign in signs if not sign.startswith("consensus_documents:")]
+    @classmethod
+    def without_defaults(cls, fields: Sequence[str]) -> list[str]:
+        """As for all options; the usual consensus follows `compat`, and TF-IDF compares no documents."""
+        usual = "consensus:tfidf" if "compat:released" in fields else "consensus:cider"
+        stated = [field for field in super().without_defaults(fields) if field != usual]
+        formula = next((field for field in stated if field.startswith("consensus:")), usual)
+        if formula == "consensus:tfidf":
+            stated = [field for field in stated if not field.startswith("consensus_documents:")]
+        return stated
 
 
 @facts("eco")
@@ -516,6 +498,19 @@ class Eco(Reranker):
     )
 
     options: EcoOptions
+
+    @classmethod
+    def check_options(cls, options: Any) -> None:
+        super().check_options(options)
+        for name in [] if options.members is None else _member_names(options.members, tiny=False):
+            if name not in _KNOWN and "/" not in name and not expanded_path(name).is_dir():
+                found = f"it is neither known ({', '.join(_KNOWN)}), nor a Hub id (org/name), nor a folder"
+                raise WeightsError(_not_opened(name, f"{found}{did_you_mean(name, _KNOWN)}"))
+
+    @classmethod
+    def check_input(cls, options: Any, *inputs: Any, **settings: Any) -> Samples:
+        samples = super().check_input(options, *inputs, **settings)
+        return images_in_rgb(samples) if options.compat == "released" else samples
 
     @classmethod
     def entries(cls, options: Any) -> list[WeightsEntry]:

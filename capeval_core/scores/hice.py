@@ -31,11 +31,11 @@ from capeval_core.phrases.source import PhraseSource, phrase_models, phrase_open
 from capeval_core.ragged import Doubles, Floats, Integers, Ragged, inner
 from capeval_core.regions.opening import region_models, region_opener
 from capeval_core.regions.regions import CachedRegions, LimitedRegions, Regions, RegionSource
+from capeval_core.registry import facts
 from capeval_core.reports.explanations import DrawnExplanation, marked
 from capeval_core.reports.figures import card_lines, draw_picture, outlined
 from capeval_core.result import Values
 from capeval_core.rows import COVERAGE, FLOATS, NESTED, Texts, column, lists, row_schema
-from capeval_core.scores.facts import facts
 from capeval_core.weights.catalogue import WeightsEntry, part_of
 
 SOURCES = {"regions": "objects", "phrases": "factual"}  # those of the paper

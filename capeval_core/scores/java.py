@@ -26,9 +26,9 @@ import pyarrow as pa
 from capeval_core.metric import CommonOptions, Model
 from capeval_core.phrases.ngrams import Floats
 from capeval_core.project import install_command
+from capeval_core.registry import facts
 from capeval_core.result import Values
 from capeval_core.rows import column, row_schema
-from capeval_core.scores.facts import facts
 from capeval_core.scores.ngram import Compared, NgramMetric, NgramOptions, fixed_lists, of_fixed_lists
 from capeval_core.statistics import CorpusFormula
 
@@ -88,16 +88,17 @@ def meteor(sums: Floats) -> Floats:
 class JavaOptions(NgramOptions):
     """Options of METEOR and SPICE."""
 
-    def check(self, metric: Any) -> None:
-        super().check(metric)
-        check_java([metric.title])
-
 
 class JavaMetric(NgramMetric):
     """A metric whose program is in Java."""
 
     program: ClassVar[str]
     Options: ClassVar[type[CommonOptions]] = JavaOptions
+
+    @classmethod
+    def check_options(cls, options: Any) -> None:
+        super().check_options(options)
+        check_java([cls.title])
 
     def open_models(self) -> dict[str, Model]:
         return {**super().open_models(), "java": Model(self.program, self.program)}

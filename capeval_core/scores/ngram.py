@@ -40,10 +40,10 @@ from capeval_core.phrases.ngrams import (
 )
 from capeval_core.phrases.ptb import REVISION, shared_words
 from capeval_core.ragged import Ragged, inner
+from capeval_core.registry import facts
 from capeval_core.result import Result, Values
 from capeval_core.rows import column, common_columns, lists, row_schema
 from capeval_core.scores.corpus import DocumentFrequencies
-from capeval_core.scores.facts import facts
 from capeval_core.statistics import CorpusFormula
 
 

@@ -23,9 +23,9 @@ from capeval_core.matching.cosine import harmonic_mean, paired_cosine
 from capeval_core.metric import CaptionMetric, CommonOptions, Evidence, Model
 from capeval_core.options import option
 from capeval_core.ragged import Ragged
+from capeval_core.registry import facts
 from capeval_core.result import Values
 from capeval_core.rows import COVERAGE, FLOATS, Texts, column, nullable, row_schema
-from capeval_core.scores.facts import facts
 from capeval_core.weights.catalogue import PROMPT
 
 Doubles = NDArray[np.float64]
@@ -54,15 +54,22 @@ def ref_pac_score(pac: Doubles, reference_cosine: Doubles, *, released: bool = F
 
 
 @dataclass(frozen=True, kw_only=True)
-class PacOptions(CommonOptions):
-    """Options of PAC-S and RefPAC-S."""
+class ScaleOptions(CommonOptions):
+    """The scale of a score."""
 
     w: float = option(2.0, "scale of the score, w of eq. 1", sign="w", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions(CommonOptions):
+    """The prompt before captions, and the decoding of images."""
+
     prompt: str | None = option(
         None,
         "put before captions and references; None: the weights' own, else the paper's",
         sign="prompt",
         encodes=True,
+        none_means=PROMPT,  # the papers of PAC-S and CLIP-S have the same
     )
     decoders: int | None = option(
         None,
@@ -70,15 +77,10 @@ class PacOptions(CommonOptions):
         minimum=1,
     )
 
-    def check(self, metric: Any) -> None:
-        super().check(metric)
-        if self.prompt is not None:
-            from capeval_core.encoders.clip import context_length
-            from capeval_core.encoders.tokenizers import ClipTokenizer
 
-            length = context_length(self.weights or metric.default_weights.repository, tiny=metric.tiny)
-            if length is not None:
-                _check_prompt(self.prompt, ClipTokenizer(length))
+@dataclass(frozen=True, kw_only=True)
+class PacOptions(PromptOptions, ScaleOptions):
+    """Options of PAC-S and RefPAC-S; CLIP-S inherits what is added here, SPECS what `PromptOptions` has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,23 +90,35 @@ class ClipsOptions(PacOptions):
     w: float = option(2.5, "scale of the score, w of section 3", sign="w", minimum=0)
 
 
-@facts("pacs")
-class PacS(CaptionMetric):
-    """PAC-S: w max(cos(caption, image), 0), eq. 1, without references."""
+class ClipCosine(CaptionMetric):
+    """A metric on the cosine of a caption behind a prompt and an image; `aggregate` makes the score of it."""
 
-    Options: ClassVar[type[CommonOptions]] = PacOptions
     languages = ("English",)
     ROW = row_schema(
         COVERAGE, column("cosine", pa.float32(), "cosine of caption and image, null where the image failed")
     )
-    usual_prompt: ClassVar[str] = PROMPT
-    """Where neither options nor weights have one; the papers of PAC-S and CLIP-S have the same."""
 
-    options: PacOptions
+    options: PromptOptions
+
+    @classmethod
+    def check_options(cls, options: Any) -> None:
+        super().check_options(options)
+        if options.prompt is not None and cls.default_weights and cls.tiny:
+            from capeval_core.encoders.clip import context_length
+            from capeval_core.encoders.tokenizers import ClipTokenizer
+
+            length = context_length(options.weights or cls.default_weights.repository, tiny=cls.tiny)
+            if length is not None:
+                _check_prompt(options.prompt, ClipTokenizer(length))
+
+    @classmethod
+    def check_input(cls, options: Any, *inputs: Any, **settings: Any) -> Samples:
+        return super().check_input(options, *inputs, decoders=options.decoders, **settings)
 
     def open_models(self) -> dict[str, Model]:
         if self.options.prompt is None:
-            prompt = self.folder.config.get("constants", {}).get("prompt", self.usual_prompt)
+            usual = self.options.description("prompt").none_means
+            prompt = self.folder.config.get("constants", {}).get("prompt", usual)
             self.options = replace(self.options, prompt=prompt)
         return super().open_models()
 
@@ -135,6 +149,14 @@ class PacS(CaptionMetric):
                 columns["reference_cosines"] = texts.cosines(part, encoded.features)
             yield pa.table(columns, schema=self.ROW)
             start = part.stop
+
+
+@facts("pacs")
+class PacS(ClipCosine):
+    """PAC-S: w max(cos(caption, image), 0), eq. 1, without references."""
+
+    Options: ClassVar[type[CommonOptions]] = PacOptions
+    options: PacOptions
 
     def aggregate(self, rows: pa.Table) -> Values:
         cosine, w = rows["cosine"].to_numpy().astype(np.float64), self.options.w

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from capeval_core.metric import CommonOptions
 from capeval_core.options import option
+from capeval_core.registry import facts
 from capeval_core.result import Values
-from capeval_core.scores.facts import facts
-from capeval_core.scores.pac import PacOptions, PacS
+from capeval_core.scores.pac import ClipCosine, PromptOptions
 
 Doubles = NDArray[np.float64]
 
@@ -38,10 +38,8 @@ def specs_score(cosine: Doubles, scale: str = "cosine") -> Doubles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpecsOptions(PacOptions):
+class SpecsOptions(PromptOptions):
     """Options of SPECS."""
-
-    without = ("w",)
 
     scale: Literal["cosine", "unit"] = option(
         "cosine",
@@ -50,16 +48,19 @@ class SpecsOptions(PacOptions):
         sign="scale",
     )
     prompt: str | None = option(
-        None, "put before captions; None: the weights' own, else none", sign="prompt", encodes=True
+        None,
+        "put before captions; None: the weights' own, else none",
+        sign="prompt",
+        encodes=True,
+        none_means="",
     )
 
 
 @facts("specs")
-class Specs(PacS):
+class Specs(ClipCosine):
     """SPECS: cos(caption, image), without references; captions of up to 248 tokens are read."""
 
     Options: ClassVar[type[CommonOptions]] = SpecsOptions
-    usual_prompt = ""
     options: SpecsOptions
 
     def aggregate(self, rows: pa.Table) -> Values:

@@ -19,12 +19,12 @@ from capeval_core.inputs.samples import Samples, windows
 from capeval_core.metric import CommonOptions, Evidence
 from capeval_core.options import option
 from capeval_core.regions.regions import Regions
+from capeval_core.registry import facts
 from capeval_core.reports.explanations import DrawnExplanation, confident
 from capeval_core.reports.figures import draw_picture, outlined, score_lines
 from capeval_core.result import Values
 from capeval_core.rows import column, common_columns, nullable, row_schema
 from capeval_core.scores.boxes import RegionMetric, RegionOptions, check_selection, error_of
-from capeval_core.scores.facts import facts
 from capeval_core.weights.catalogue import FASTER_RCNN_VG
 
 Doubles = NDArray[np.float64]
@@ -54,10 +54,6 @@ class UmicOptions(RegionOptions):
         encodes=True,
     )
 
-    def check(self, metric: Any) -> None:
-        super().check(metric)
-        check_selection(self.regions, self.selection)
-
 
 @facts("umic")
 class Umic(RegionMetric):
@@ -66,6 +62,11 @@ class Umic(RegionMetric):
     default_regions = FASTER_RCNN_VG
     Options: ClassVar[type[CommonOptions]] = UmicOptions
     ROW = row_schema(column("logit", pa.float32(), "logit of the ranking head, null where the image failed"))
+
+    @classmethod
+    def check_options(cls, options: Any) -> None:
+        super().check_options(options)
+        check_selection(options.regions, options.selection)
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         for window in windows(batch, CAPTIONS_AT_ONCE):

@@ -27,11 +27,11 @@ from capeval_core.matching.cosine import harmonic_mean, paired_cosine, unit
 from capeval_core.metric import CaptionMetric, CommonOptions, CorpusStatistics, Evidence, with_options
 from capeval_core.options import option
 from capeval_core.ragged import Integers, Ragged, inner
+from capeval_core.registry import facts
 from capeval_core.reports.explanations import DrawnExplanation, best_frames, is_word
 from capeval_core.result import Values
 from capeval_core.rows import COVERAGE, FLOATS, NESTED, Texts, column, lists, row_schema
 from capeval_core.scores.corpus import TokenIdf, token_weights
-from capeval_core.scores.facts import facts
 from capeval_core.scores.pac import RefPacS
 
 Doubles = NDArray[np.float64]
@@ -127,21 +127,12 @@ class VideoOptions(CommonOptions):
     without_statistics = ", or pass idf=False"
 
     @property
+    def corpus_statistics(self) -> CorpusStatistics | None:
+        return self.statistics
+
+    @property
     def weighs_together(self) -> bool:
         return self.idf and self.statistics is None
-
-    def check(self, metric: Any) -> None:
-        super().check(metric)
-        Sampling(self.fps, self.max_frames)  # refuses what is no sampling
-        if self.statistics is not None and not self.idf:
-            fix = "leave one of them out"
-            raise wrong_option("statistics", self.statistics, "is given, but idf=False", fix)
-
-    def check_input(self, metric: Any, *inputs: Any, **how: Any) -> Samples:
-        samples = super().check_input(metric, *inputs, **how)
-        if self.on_error == "raise" and self.fps is not None:
-            check_samplings(samples.images, Sampling(self.fps))
-        return samples
 
 
 @facts("pacs-video")
@@ -170,6 +161,21 @@ class VideoPacS(CaptionMetric):
     )
 
     options: VideoOptions
+
+    @classmethod
+    def check_options(cls, options: Any) -> None:
+        super().check_options(options)
+        Sampling(options.fps, options.max_frames)  # refuses what is not a sampling
+        if options.statistics is not None and not options.idf:
+            fix = "leave one of them out"
+            raise wrong_option("statistics", options.statistics, "is given, but idf=False", fix)
+
+    @classmethod
+    def check_input(cls, options: Any, *inputs: Any, **settings: Any) -> Samples:
+        samples = super().check_input(options, *inputs, **settings)
+        if options.on_error == "raise" and options.fps is not None:
+            check_samplings(samples.images, Sampling(options.fps))
+        return samples
 
     def prepare(self, texts: Sequence[str | Sequence[str]]) -> TokenIdf:
         """Inverse document frequencies of the token ids of texts, each a document; repeats count.

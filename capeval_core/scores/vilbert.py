@@ -21,13 +21,12 @@ from capeval_core.matching.cosine import harmonic_mean, unit
 from capeval_core.metric import CommonOptions, CorpusOptions, Evidence, Model
 from capeval_core.options import option
 from capeval_core.ragged import Ragged, inner
-from capeval_core.registry import network
+from capeval_core.registry import facts, network
 from capeval_core.reports.explanations import MatchExplanation
 from capeval_core.result import Values
 from capeval_core.rows import FLOATS, NESTED, column, common_columns, lists, row_schema
 from capeval_core.scores.boxes import RegionMetric, RegionOptions, error_of
 from capeval_core.scores.corpus import TokenIdf, token_weights
-from capeval_core.scores.facts import facts
 from capeval_core.weights.catalogue import X152_VG
 
 Doubles = NDArray[np.float64]

@@ -142,7 +142,7 @@ def test_rows_on_a_disk_that_cannot_be_written_are_used(small_disk: Path) -> Non
 PROGRAM = """
 import ctypes
 from pathlib import Path
-from capeval_core.rows import FreedMemory
+from capeval_core.run import FreedMemory
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

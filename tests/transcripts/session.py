@@ -38,7 +38,7 @@ _VARYING = [
     (r"\d[\d,.]* pairs/s", "N pairs/s"),
     (r"pairs in [\d.,]+ (s|min|h)", r"pairs in N \1"),
     (r"\d{4}-\d\d-\d\d", "DATE"),
-    (r"\|v:[^|\s\"]+", "|v:N"),
+    (r"\|v:[\w.+-]+", "|v:N"),
     (r"[\d,]+ bytes", "N bytes"),
     (r"\d{20}-[0-9a-f]{32}", "ROWS"),
 ]

@@ -180,7 +180,7 @@ class Scorer:
         # Not the path, which tells where the server keeps uploads.
         content = None if visual is None else {"bytes": visual[0].read_bytes(), "path": visual[0].name}
         with _naming(self.metric):
-            return self.metric.Options().check_input(self.metric, [caption], [content], compared)
+            return self.metric.check_input(self.metric.Options(), [caption], [content], compared)
 
     def score(self, inputs: Inputs) -> tuple[Result, Marks, dict[str, Any]]:
         """One caption, or one list of candidates, scored, and notes on it; one call at a time."""

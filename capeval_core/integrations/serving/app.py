@@ -47,7 +47,7 @@ def open_metrics(metrics: Sequence[str], options: Mapping[str, Any]) -> dict[str
             raise ValueError(
                 f"{name} has no score of a caption of its own, which a reward is: serve another metric"
             )
-        metric.options.check_separable(type(metric))
+        metric.check_separable(metric.options)
         opened[name] = metric
     return opened
 

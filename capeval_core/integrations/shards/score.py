@@ -18,7 +18,7 @@ from capeval_core.integrations.shards.plan import images_folder, is_same, note_o
 from capeval_core.integrations.shards.readers import Shard, check_columns, format_of
 from capeval_core.integrations.shards.scorer import BatchScorer
 from capeval_core.metric import CaptionMetric
-from capeval_core.rows import FreedMemory
+from capeval_core.run import FreedMemory
 
 
 @dataclass(frozen=True)

@@ -59,9 +59,9 @@ class BatchScorer:
         if metric_options.rows is not None:
             fix = "leave it out: a shard's own output keeps its scores"
             raise wrong_option("rows", metric_options.rows, "is not for rows that are scored one by one", fix)
-        metric_options.check_separable(self.metric_class)
+        self.metric_class.check_separable(metric_options)
         self.options = replace(metric_options, on_error="nan", evidence=False)
-        self.options.check(self.metric_class)
+        self.metric_class.check_options(self.options)
         argument = argument_of(self.metric_class.media)
         self._visual = argument and medium_of(argument)
         references = "references" if self.metric_class.needs_references else None
@@ -166,8 +166,8 @@ class BatchScorer:
             return [columns[name][position] for position in positions]
 
         with naming(_COLUMN_OF, row=numbered):
-            samples = self.options.check_input(
-                self.metric_class, values("caption"), values(self._visual), values("references")
+            samples = self.metric_class.check_input(
+                self.options, values("caption"), values(self._visual), values("references")
             )
         if self._visual is None:
             return samples
