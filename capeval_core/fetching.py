@@ -12,8 +12,9 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, cast
@@ -35,8 +36,9 @@ from capeval_core.weights.catalogue import (
     part_of,
     restriction_of,
 )
-from capeval_core.weights.download import DownloadError, check_room, download_file
+from capeval_core.weights.download import DownloadError, check_room, download_file, is_address
 from capeval_core.weights.folder import (
+    OPEN_CLIP_TENSORS,
     TENSORS,
     WeightsError,
     WeightsFolder,
@@ -50,13 +52,11 @@ from capeval_core.weights.lock import (
     LOCK,
     Checks,
     LockedFile,
-    agrees,
+    check_repository,
     compare,
-    compare_and_note,
     hold,
-    lock_path,
-    locked_repository,
     note_files,
+    noted_digests,
     read_lock,
     refuse_unknown,
     write_lock,
@@ -69,17 +69,19 @@ _PATIENCE = 2.0  # seconds after which a process says that it waits for another 
 
 @dataclass(frozen=True)
 class Wishes(Checks):
-    """The settings of a download. sources: files or addresses to use instead, by the name of a file."""
+    """How something is fetched. sources: files or addresses to use, by the name of the file that they stand
+    for."""
 
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Item:
-    """A row of a plan: weights of the catalogue, a model that is used with them, or a judged set.
+    """A row of a plan: weights of the catalogue, a model that is used beside them, or a judged set.
 
-    licence: as its authors state it. original: its address. place: its folder, None if it is not here.
-    target: its folder once it is fetched; None: in the cache of huggingface_hub. get: fetches it.
+    licence: as its authors state it. original: where it comes from. place: the folder where it lies, None
+    where it is not here. target: where it will lie; None: in the cache of huggingface_hub. get: fetches it.
+    takes_copies: whether `sources` may name copies of its files.
     """
 
     title: str
@@ -89,16 +91,17 @@ class Item:
     place: Path | None
     target: Path | None
     get: Callable[[Wishes], Path]
+    takes_copies: bool = False
 
     @property
     def terms(self) -> str:
-        """The licence as its authors state it, word for word where it restricts something."""
+        """The terms that its authors state, word for word where they restrict something."""
         return terms_of(self.licence, self.original)
 
 
 def plan_of(entries: Sequence[WeightsEntry]) -> list[Item]:
     """The rows of entries and of the models that they are made from, each once."""
-    needed: dict[str, WeightsEntry] = {}
+    needed = dict[str, WeightsEntry]()
     for entry in entries:
         base = entry_of(entry.settings.get("base", ""))
         if base is not None:
@@ -108,27 +111,25 @@ def plan_of(entries: Sequence[WeightsEntry]) -> list[Item]:
 
 
 def _item(entry: WeightsEntry) -> Item:
-    """The row of an entry."""
-
-    def get(wishes: Wishes) -> Path:
-        return _fetch_release(entry, wishes) if entry.files else _fetch_repository(entry, wishes)
-
+    place = _place_of(entry)
+    about = (entry.title, entry.licence, entry.original)
+    if entry.files:
+        get = partial(_fetch_release, entry)
+        return Item(*about, entry.files, place, _home(entry), get, takes_copies=True)
     # A repository that is taken as it is counts as one file.
-    files = entry.files or [ReleaseFile(entry.repository, [f"{HUB}{entry.repository}"])]
-    target = _home(entry) if entry.files else None
-    return Item(entry.title, entry.licence, entry.original, files, _place_of(entry), target, get)
+    files = [ReleaseFile(entry.repository, [f"{HUB}{entry.repository}"], entry.size)]
+    return Item(*about, files, place, None, partial(_fetch_repository, entry))
 
 
 def _place_of(entry: WeightsEntry) -> Path | None:
-    """The folder of an entry's weights, None if they are not here."""
     if entry.files:
-        return fetched_folder(entry)
+        return fetched_folder(entry, Checks().lock_file)
     from huggingface_hub import try_to_load_from_cache
 
-    for name in ("open_clip_model.safetensors", TENSORS):
-        cached = try_to_load_from_cache(entry.repository, name)
-        if isinstance(cached, str):  # else None, or a mark that the repository has no such file
-            return Path(cached).parent
+    for name in (OPEN_CLIP_TENSORS, TENSORS):
+        tensors = try_to_load_from_cache(entry.repository, name)
+        if isinstance(tensors, str):
+            return Path(tensors).parent
     return None
 
 
@@ -154,20 +155,22 @@ def terms_of(licence: str | None, original: str) -> str:
 
 def fetch_items(items: Sequence[Item], wishes: Wishes = Wishes()) -> list[Path]:
     """The folders of a plan's rows, in order; what is not here is downloaded, converted and noted."""
-    names: list[str] = []
-    for item in items:
-        names += [file.name for file in item.files]
+    names = replaceable_names(items)
     unknown = sorted(set(wishes.sources) - set(names))
     if unknown:
         raise wrong_option("from", unknown[0], f"is not a file of this plan ({', '.join(names) or 'none'})")
     return [item.get(wishes) for item in items]
 
 
+def replaceable_names(items: Sequence[Item]) -> list[str]:
+    """The names of files of a plan that a copy can stand for; what the Hub has is taken from there."""
+    return [file.name for item in items if item.takes_copies for file in item.files]
+
+
 # repositories of their authors, as they are
 
 
 def _fetch_repository(entry: WeightsEntry, wishes: Wishes) -> Path:
-    """The folder of a repository at a commit, downloaded if it is not here, its digest compared or noted."""
     place_before = _place_of(entry)
     if part_of(entry.repository):
         patterns = ["*.json", "*.model"]
@@ -180,8 +183,7 @@ def _fetch_repository(entry: WeightsEntry, wishes: Wishes) -> Path:
         path = folder.path
         commit = folder.revision
         tensors = folder.tensor_file
-    file = locked_repository(entry.repository, commit, tensors)
-    compare_and_note([file], wishes)
+    file = check_repository(entry, commit, tensors, wishes)
     if place_before is None:
         tell(f"fetched {entry.repository} ({entry.licence}) from {file.address}, {file.noted}")
     return path
@@ -190,13 +192,13 @@ def _fetch_repository(entry: WeightsEntry, wishes: Wishes) -> Path:
 # original releases, converted
 
 
-def fetched_folder(entry: WeightsEntry, lock: Path | None = None) -> Path | None:
-    """The folder of weights that were fetched and converted, if their files have the known digests."""
-    digests = _digests(entry, lock or lock_path())
-    newest_first = sorted(_home(entry).glob("*/"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for folder in newest_first:
+def fetched_folder(entry: WeightsEntry, lock: Path) -> Path | None:
+    """The newest folder of weights that were fetched and converted, if their files have the known digests."""
+    digests = _known(entry, lock)
+    for folder in sorted(_home(entry).glob("*/"), key=lambda path: path.stat().st_mtime, reverse=True):
         files = read_lock(folder / LOCK)
-        if files and agrees(files, digests):
+        agree = all(digests.get(name, file.sha256) == file.sha256 for name, file in files.items())
+        if files and agree:
             return folder
     return None
 
@@ -205,13 +207,14 @@ def _home(entry: WeightsEntry) -> Path:
     return cache_home() / "weights" / entry.folder
 
 
-def _digests(entry: WeightsEntry, lock: Path) -> dict[str, str]:
-    """Digests of an entry's files by their names in a lock; the catalogue's come before noted ones."""
-    digests = {name: file.sha256 for name, file in read_lock(lock).items()}
-    for file in entry.files:
-        if file.sha256:
-            digests[_lock_name(entry, file)] = file.sha256
-    return digests
+def _stated(entry: WeightsEntry) -> dict[str, str]:
+    """Digests of an entry's files that the catalogue has, by their names in a lock."""
+    return {_lock_name(entry, file): file.sha256 for file in entry.files if file.sha256 is not None}
+
+
+def _known(entry: WeightsEntry, lock: Path) -> dict[str, str]:
+    """Digests of an entry's files by their names in a lock; those of the catalogue come first."""
+    return noted_digests(lock) | _stated(entry)
 
 
 def _lock_name(entry: WeightsEntry, file: ReleaseFile) -> str:
@@ -219,18 +222,25 @@ def _lock_name(entry: WeightsEntry, file: ReleaseFile) -> str:
 
 
 def _fetch_release(entry: WeightsEntry, wishes: Wishes) -> Path:
-    """The folder of a converted release, made by one process at a time if it is not here."""
+    names = [_lock_name(entry, file) for file in entry.files]
+    refuse_unknown(names, _known(entry, wishes.lock_file), wishes)
     renewed = wishes.update or bool(wishes.sources)
-    place = fetched_folder(entry, wishes.lock_file)
-    if place is not None and not renewed:  # a cache that cannot be written serves, too
-        return place
-    with _alone(entry):
-        place = fetched_folder(entry, wishes.lock_file)
-        if place is not None and not renewed:
-            return place
-        names = [_lock_name(entry, file) for file in entry.files]
-        refuse_unknown(names, _digests(entry, wishes.lock_file), wishes)
-        return _convert(entry, wishes)
+    place = None if renewed else fetched_folder(entry, wishes.lock_file)
+    if place is None:
+        with _alone(entry):
+            place = None if renewed else fetched_folder(entry, wishes.lock_file)  # by the other process
+            return place or _convert(entry, wishes)
+    _note_folder(place, wishes)
+    return place
+
+
+def _note_folder(place: Path, checks: Checks) -> None:
+    """Note the files of converted weights in a lock that does not have them: of a project, or after a kill.
+
+    A lock that cannot be written costs the note, nothing else.
+    """
+    with suppress(OSError):
+        note_files(list(read_lock(place / LOCK).values()), checks)
 
 
 @contextmanager
@@ -255,7 +265,6 @@ def _alone(entry: WeightsEntry) -> Iterator[None]:
 
 
 def _convert(entry: WeightsEntry, wishes: Wishes) -> Path:
-    """Download the files of a release, compare their digests, convert them, and move the result in place."""
     downloads = _home(entry) / ".downloads"
     settings: dict[str, Any] = dict(entry.settings)
     base = entry_of(settings.get("base", ""))
@@ -269,38 +278,49 @@ def _convert(entry: WeightsEntry, wishes: Wishes) -> Path:
         files.append(LockedFile(_lock_name(entry, file), address, sha256_of(path)))
         if file.setting is not None:
             settings[file.setting] = str(path)
-    compare(files, _digests(entry, wishes.lock_file), wishes)
-    digest = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
-    target = _home(entry) / digest[:16]
-    check_room(downloads, 0, paths[0].stat().st_size)
+    size = paths[0].stat().st_size
+    check_room(downloads, 0, size)
     tell(f"converting {paths[0].name} ...")
-    encoder = network(entry.network)
     try:
-        release = encoder.convert(paths[0], url=files[0].address, **settings)
-        difference = entry.is_another(encoder.describe(release.config))
-        if difference:
-            raise ValueError(f"{files[0].address} is another model: {difference}")
-        # A kill leaves the folder under this name, which is no weights' and is replaced the next time.
-        staging = downloads / entry.folder
-        shutil.rmtree(staging, ignore_errors=True)
-        encoder(release.config, release.tensors, device="cpu").save_pretrained(staging)
+        compare(files, _stated(entry), wishes)
+        staging = _converted(entry, paths[0], files[0].address, settings, downloads)
+        write_lock(staging / LOCK, files)
+        digest = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
+        target = _home(entry) / digest[:16]
+        if target.is_dir():
+            # File by file: others may be reading the same weights.
+            for path in staging.iterdir():
+                path.replace(target / path.name)
+        else:
+            staging.replace(target)
     except (ValueError, KeyError) as error:
-        if paths[0].parent == downloads:
-            paths[0].unlink(missing_ok=True)  # the next time another one may come
+        # What was refused is downloaded again: here or on its way it may have been damaged.
+        shutil.rmtree(downloads, ignore_errors=True)
         raise WeightsError(f"{entry.title}: {error}") from error
     except OSError as error:
         problem = f"{entry.title} could not be written to {downloads} ({error.strerror or error})"
         fix = "make room, or set CAPEVAL_CACHE to another folder; what is there stays"
         raise DownloadError(f"{problem}: {fix}") from error
-    write_lock(staging / LOCK, files)
-    shutil.rmtree(target, ignore_errors=True)
-    staging.replace(target)
-    note_files(wishes.lock_file, files, forget=[file.name for file in files] if wishes.update else ())
+    note_files(files, wishes)
     shutil.rmtree(downloads, ignore_errors=True)
-    size = paths[0].stat().st_size if paths[0].is_file() else release.config["source"]["size"]
     about = f"{size / 1e6:,.0f} MB, licence: {entry.licence or LICENCE_NOT_STATED}"
     tell(f"fetched {files[0].name} ({about}) from {files[0].address}, {files[0].noted}; it lies in {target}")
     return target
+
+
+def _converted(
+    entry: WeightsEntry, checkpoint: Path, address: str, settings: Mapping[str, Any], downloads: Path
+) -> Path:
+    """A folder of weights of a release, under a name that is replaced the next time if a kill leaves it."""
+    encoder = network(entry.network)
+    release = encoder.convert(checkpoint, url=address, **settings)
+    difference = entry.is_another(encoder.describe(release.config))
+    if difference:
+        raise ValueError(f"{address} is another model: {difference}")
+    staging = downloads / entry.folder
+    shutil.rmtree(staging, ignore_errors=True)
+    encoder(release.config, release.tensors, device="cpu").save_pretrained(staging)
+    return staging
 
 
 def _get(entry: WeightsEntry, file: ReleaseFile, folder: Path, source: str | None) -> tuple[Path, str]:
@@ -309,9 +329,10 @@ def _get(entry: WeightsEntry, file: ReleaseFile, folder: Path, source: str | Non
     if source is None:
         download = download_file(file, folder, fix=fix)
         return download.path, download.address
-    if urlsplit(source).scheme in ("http", "https"):
-        download = download_file(file, folder, addresses=[source], fix=fix)
-        return download.path, download.address
+    if is_address(source):
+        path = download_file(file, folder, addresses=[source], fix=fix).path
+        # Locks and configs are handed on, and addresses of one's own may hold a password.
+        return path, f"a copy at {urlsplit(source).hostname}"
     path = Path(source).expanduser()
     if not path.is_file():
         raise wrong_option("from", source, "is not a file, nor an address of http or https")
@@ -327,9 +348,10 @@ def tell(line: str) -> None:
 
 
 def may_fetch(entry: WeightsEntry) -> bool:
-    """Return whether weights are fetched unasked: as `CAPEVAL_FETCH` says, else if open and not huge."""
+    """True if weights are fetched without being asked for: by `CAPEVAL_FETCH`, else where they are open and
+    not huge."""
     wish = os.environ.get(FETCH, "")
-    size = sum(file.size or 0 for file in entry.files)
+    size = (entry.size or 0) + sum(file.size or 0 for file in entry.files)
     return wish == "1" or (wish != "0" and is_open(entry.licence) and size <= LIMITS.unasked_bytes)
 
 
@@ -342,13 +364,16 @@ def open_listed(weights: str | PathLike[str] | WeightsEntry, *, metric: str, tin
     entry = weights if isinstance(weights, WeightsEntry) else listed_entry(weights)
     if entry is None:
         return open_weights(cast("str", weights), metric=metric, tiny=tiny)
-    if _place_of(entry) is None and not may_fetch(entry):
+    place = _place_of(entry)
+    if place is None and not may_fetch(entry):
         raise _not_here(entry)
     if not entry.files:
         folder = open_weights(entry.repository, metric=metric, tiny=tiny)
         hold(entry.repository, folder.revision, folder.tensor_file)
         return folder
-    place = _place_of(entry) or fetch_items(plan_of([entry]))[-1]
+    if place is None:
+        place = fetch_items(plan_of([entry]))[-1]
+    _note_folder(place, Checks())
     return read_folder(place, entry.folder, metric)
 
 

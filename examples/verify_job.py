@@ -9,7 +9,10 @@
 
     uv run examples/verify_job.py --accept                 all that has published values
     uv run examples/verify_job.py --accept --metrics pacs,clips --sets none
-    hf jobs uv run --flavor a10g-small --with git+ADDRESS_OF_THIS_REPOSITORY examples/verify_job.py --accept
+    hf jobs uv run --flavor a10g-small examples/verify_job.py --accept
+
+A job on the Hub gets this file alone: for it, name the repository in the place of the path above,
+`capeval = { git = "ADDRESS" }`.
 
 It writes verified.json and verified.md into --out. `benchmarks/results/verified.json` is one of these: the
 site makes the table of docs/verification.md of it. --accept accepts the terms of all that has no open
@@ -58,8 +61,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         cells = []
         for name in COLUMNS:
             value = row.get(name)
-            shown = f"{value:.4f}" if isinstance(value, float) else str("" if value is None else value)
-            cells.append(shown[:12] if name == "sha256" else shown)
+            text = f"{value:.4f}" if isinstance(value, float) else str("" if value is None else value)
+            cells.append(text[:12] if name == "sha256" else text)
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -9,14 +9,15 @@ from urllib.parse import urlsplit
 
 from capeval_core.commands.terminal import complain, parser_of
 from capeval_core.errors import wrong_option
-from capeval_core.fetching import Item, Wishes, closed_items, fetch_items, refuse_closed
+from capeval_core.fetching import Item, Wishes, closed_items, fetch_items, refuse_closed, replaceable_names
 from capeval_core.judgements.fetching import metrics_with_weights, plan, sets_on_the_hub
-from capeval_core.weights.download import DownloadError
+from capeval_core.weights.download import DownloadError, is_address
 
 
 def run(arguments: list[str]) -> int:
-    known = {"metrics": ", ".join(metrics_with_weights()), "sets": ", ".join(sets_on_the_hub())}
-    flags = parser_of("fetch", **known).read(arguments)
+    metrics = ", ".join(metrics_with_weights())
+    sets = ", ".join(sets_on_the_hub())
+    flags = parser_of("fetch", metrics=metrics, sets=sets).read(arguments)
     items = plan(flags.names, only=flags.only)
     sources = _sources(items, flags.sources)
     for item in items:
@@ -27,9 +28,9 @@ def run(arguments: list[str]) -> int:
         return 0
     if not flags.accept and not accepted(items):
         return 2
-    checks = {name: getattr(flags, name) for name in ("locked", "update", "lock")}
+    wishes = Wishes(sources=sources, locked=flags.locked, update=flags.update, lock=flags.lock)
     try:
-        folders = fetch_items(items, Wishes(sources=sources, **checks))
+        folders = fetch_items(items, wishes)
     except DownloadError as error:
         complain(str(error))
         return 1
@@ -42,21 +43,22 @@ def _lines(item: Item) -> list[str]:
     """A row of the plan: what it is, its files with their addresses, and where it lies."""
     lines = [f"{item.title}; {item.terms}"]
     for file in item.files:
-        size = f", {file.size / 1e6:,.0f} MB" if file.size else ""
+        size = "size not stated" if file.size is None else f"{file.size / 1e6:,.0f} MB"
         address = file.addresses[0] if file.addresses else "no address, give it by --from"
-        lines.append(f"  {file.name}{size}: {address}")
+        lines.append(f"  {file.name}, {size}: {address}")
     if item.place is not None:
         return [*lines, f"  is here: {item.place}"]
     return [*lines, f"  goes to {item.target or 'the cache of huggingface_hub'}"]
 
 
 def accepted(items: Sequence[Item]) -> bool:
-    """Whether terms that are not open are accepted: asked once on a terminal, refused elsewhere."""
-    if not closed_items(items):
+    """True if terms that are not open are accepted: asked once on a terminal, refused elsewhere."""
+    closed = closed_items(items)
+    if not closed:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         refuse_closed(items, "pass --accept, if you accept these terms")
-    titles = ", ".join(item.title for item in closed_items(items))
+    titles = ", ".join(item.title for item in closed)
     print(f"Do you accept these terms of {titles}? [y/N] ", end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline().strip().lower()
     if answer in ("y", "yes"):
@@ -65,18 +67,21 @@ def accepted(items: Sequence[Item]) -> bool:
     return False
 
 
-def _sources(items: Sequence[Item], given: Sequence[str]) -> dict[str, str]:
+def _sources(items: Sequence[Item], sources: Sequence[str]) -> dict[str, str]:
     """Files and addresses of --from, by the name of the file that each stands for."""
-    wanted = [file.name for item in items for file in item.files]
-    missing = [item.files[0].name for item in items if item.place is None and item.files[0].name in wanted]
-    sources = {}
-    for source in given:
-        name = Path(urlsplit(source).path).name
-        if name not in wanted:
+    names = replaceable_names(items)
+    missing = [item.files[0].name for item in items if item.takes_copies and item.place is None]
+    by_name = {}
+    for source in sources:
+        path = urlsplit(source).path if is_address(source) else source
+        name = Path(path).name
+        if name not in names:
             # It may have another name, where it can stand for one file only.
             if len(missing) != 1:
-                fix = f"it is none of {', '.join(wanted)}: give it one of these names"
+                fix = f"it is none of {', '.join(names)}: give it one of these names"
+                if not names:
+                    fix = "all of this comes from the Hub as it is: copy the cache of huggingface_hub instead"
                 raise wrong_option("from", source, "cannot be told what it stands for", fix)
             name = missing[0]
-        sources[name] = source
-    return sources
+        by_name[name] = source
+    return by_name

@@ -19,21 +19,24 @@ from capeval_core.weights.folder import WeightsError
 
 def run(arguments: list[str]) -> int:
     titles = {name: metric.title for name, metric in metric_classes().items()}
-    name, rest = first_named(arguments, "verify", titles, others=True)
-    class_ = metric_class(name)
-    flags = parser_of(f"verify {class_.name}", "verify METRIC").read(rest)
-    for name, folder in (("--data", flags.data), ("--images", flags.images)):
+    metric_name, flag_arguments = first_named(arguments, "verify", titles, others=True)
+    class_ = metric_class(metric_name)
+    flags = parser_of(f"verify {class_.name}", "verify METRIC").read(flag_arguments)
+    for flag, folder in (("--data", flags.data), ("--images", flags.images)):
         if folder is not None and not folder.is_dir():
-            raise ValueError(f"{name} {folder}: there is no such folder")
-    given = {name: getattr(flags, name) for name in ("weights", "device")}
-    options = options_of(class_, {name: value for name, value in given.items() if value is not None})
+            raise ValueError(f"{flag} {folder}: there is no such folder")
+    settings = {}
+    for name in ("weights", "device"):
+        if getattr(flags, name) is not None:
+            settings[name] = getattr(flags, name)
+    options = options_of(class_, settings)
     items = plan_of(class_.entries(options))
     examples = _examples(class_, flags)
     agreed = flags.accept
     if not agreed and closed_items(items):
-        if not accepted([*items, *examples]):
+        agreed = accepted([*items, *examples])
+        if not agreed:
             return 2
-        agreed = True
     try:
         fetch_items(items)
         metric = class_(options)
@@ -74,7 +77,7 @@ def _fetch_examples(items: list[Item]) -> None:
 
 
 def _content(metric: CaptionMetric, checks: list[Check]) -> dict[str, Any]:
-    """What --json writes: the signature, the digest of the weights, and every check."""
+    """The content of --json: the signature, the digest of the weights, and every check."""
     digest = metric.folder.checksum if metric.default_weights is not None else None
     about = {"metric": metric.name, "title": metric.title, "signature": metric.signature(), "sha256": digest}
     return {**about, "checks": [check._asdict() for check in checks]}

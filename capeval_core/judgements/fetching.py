@@ -43,15 +43,16 @@ def plan(wanted: Sequence[str], *, only: str | Sequence[str] | None = None) -> l
     entries: list[WeightsEntry] = []
     sets = []
     for name in wanted:
-        known = name.lower().replace("-", "_")
+        entry = _entry(name)
+        judged_set = SETS.get(name.lower().replace("-", "_"))
         if name in list_metrics():
             entries += _entries_of(name, only)
-        elif entry := _entry(name):
+        elif entry is not None:
             entries.append(entry)
-        elif known in SETS and SETS[known].hub:
-            sets.append(set_item(SETS[known]))
-        elif known in SETS:
-            raise ValueError(f"{name}: {SETS[known].advice()}")
+        elif judged_set is not None and judged_set.hub:
+            sets.append(set_item(judged_set))
+        elif judged_set is not None:
+            raise ValueError(f"{name}: {judged_set.advice()}")
         else:
             weights = [entry.folder for entry in (*WEIGHTS, *PARTS)]
             names = [*metrics_with_weights(), *sets_on_the_hub(), *weights]
@@ -89,8 +90,8 @@ def example_item(name: str) -> Item:
             for file in files:
                 path = download_file(file, partial).path
                 if sha256_of(path) != file.sha256:
-                    found = f"{file.addresses[0]} has another digest than was published of it"
-                    raise DownloadError(f"{found}: report it, and name a copy by --data")
+                    problem = f"{file.addresses[0]} has another digest than was published of it"
+                    raise DownloadError(f"{problem}: report it, and name a copy by --data")
             for state in partial.glob(f"*{PARTIAL}*"):
                 state.unlink()
         return folder
@@ -134,6 +135,6 @@ def fetch(
     items = plan(wanted, only=only)
     if not accept:
         refuse_closed(items, "pass accept=True, if you accept these terms")
-    given: dict[str, Any] = {name: fspath(source) for name, source in (sources or {}).items()}
-    wishes = Wishes(sources=given, locked=locked, update=update, lock=None if lock is None else Path(lock))
+    copies = {name: fspath(source) for name, source in (sources or {}).items()}
+    wishes = Wishes(sources=copies, locked=locked, update=update, lock=None if lock is None else Path(lock))
     return fetch_items(items, wishes)

@@ -6,12 +6,15 @@ import ast
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+from yaml import YAMLError
 
-from capeval_core.errors import file_error
+from capeval_core.errors import FileError, file_error
 from capeval_core.fetching import Item, Wishes, tell
 from capeval_core.judgements.sets import REFERENCES, SetEntry
 from capeval_core.kept import cache_home, whole_folder
@@ -19,10 +22,12 @@ from capeval_core.weights.catalogue import ReleaseFile
 from capeval_core.weights.download import DownloadError
 from capeval_core.weights.folder import file_checksum
 from capeval_core.weights.hub import download
-from capeval_core.weights.lock import HUB, LOCK, LockedFile, compare_and_note, write_lock
+from capeval_core.weights.lock import HUB, LOCK, LockedFile, compare, note_files, write_lock
 
 IMAGES = "images"
 """Folder of a fetched set's pictures."""
+CONVERTED = "refs/convert/parquet"
+"""Branch on which the Hub keeps data sets of any form as Parquet files, `CONFIG/SPLIT/0000.parquet`."""
 _COLUMNS = {
     "image": ("img", "image"),
     "name": ("file_name", "imgid", "id"),
@@ -38,15 +43,11 @@ Row = dict[str, Any]
 def set_item(entry: SetEntry) -> Item:
     """The row of a plan of a judged set."""
     repository = entry.hub["repository"]
-    files = [ReleaseFile(repository, [f"{HUB}datasets/{repository}"], entry.hub.get("size"))]
+    address = f"{HUB}datasets/{repository}"
+    files = [ReleaseFile(repository, [address], entry.hub.get("size"))]
     home = cache_home() / "sets" / entry.name
-
-    def get(wishes: Wishes) -> Path:
-        return _fetch_set(entry, wishes)
-
-    return Item(
-        entry.title, entry.hub.get("licence"), files[0].addresses[0], files, fetched_set(entry), home, get
-    )
+    licence = entry.hub.get("licence")
+    return Item(entry.title, licence, address, files, fetched_set(entry), home, partial(_fetch_set, entry))
 
 
 def fetched_set(entry: SetEntry) -> Path | None:
@@ -56,59 +57,85 @@ def fetched_set(entry: SetEntry) -> Path | None:
 
 
 def _fetch_set(entry: SetEntry, wishes: Wishes) -> Path:
-    hub = entry.hub
-    repository = hub["repository"]
+    repository = entry.hub["repository"]
+    splits: Mapping[str, str] = entry.hub["files"]
 
     def unavailable(name: str, why: str) -> Exception:
-        return DownloadError(f"{entry.title}: {HUB}datasets/{name} could not be loaded ({why})")
+        problem = f"{entry.title}: {HUB}datasets/{name} could not be loaded ({why})"
+        fix = (
+            f"fetch it where there is a network and copy {cache_home() / 'sets'}, or name a folder by --data"
+        )
+        return DownloadError(f"{problem}: {fix}")
 
     def patterns(folder: Path) -> list[str]:
-        return [pattern for split in hub["files"].values() for pattern in _patterns(folder, hub, split)]
+        return [pattern for split in splits.values() for pattern in _patterns(folder, entry, split)]
 
+    name = f"{repository}@{CONVERTED}" if entry.hub.get("converted") else repository
     what = f"the data set {repository!r}"
-    folder = download(repository, what, ["README.md"], patterns, error=unavailable, kind="dataset")
-    target = cache_home() / "sets" / entry.name / folder.name[:16]
-    shards = sorted({path for pattern in patterns(folder) for path in folder.glob(pattern)})
+    folder = download(name, what, ["README.md"], patterns, error=unavailable, kind="dataset")
     address = f"{HUB}datasets/{repository}/tree/{folder.name}"
+    shards = {file: _shards(folder, entry, split) for file, split in splits.items()}
     files = [
         LockedFile(f"{repository}/{path.relative_to(folder).as_posix()}", address, file_checksum(path))
-        for path in shards
+        for path in sorted({path for paths in shards.values() for path in paths})
     ]
-    compare_and_note(files, wishes)
+    compare(files, {}, wishes)
+    note_files(files, wishes)
+    target = cache_home() / "sets" / entry.name / folder.name[:16]
     if (target / LOCK).is_file() and not wishes.update:
         return target
-    with whole_folder(target) as partial:
-        (partial / IMAGES).mkdir()
+    with whole_folder(target) as unfinished:
+        (unfinished / IMAGES).mkdir()
         digests = dict[str, str]()
-        for name, split in hub["files"].items():
-            paths = sorted(
-                {path for pattern in _patterns(folder, hub, split) for path in folder.glob(pattern)}
-            )
-            if not paths:
-                raise file_error(folder, f"has no rows of the split {split!r}", f"look at {address}")
-            _WRITERS[entry.name](partial / name, list(_rows(paths, partial / IMAGES, digests)))
-        write_lock(partial / LOCK, files)
+        for file, paths in shards.items():
+            rows = list(_rows(paths, unfinished / IMAGES, digests))
+            _WRITERS[entry.name](unfinished / file, rows)
+        write_lock(unfinished / LOCK, files)
     tell(f"fetched {entry.title} from {address} (licence: {entry.hub.get('licence', 'not stated')})")
     return target
 
 
-def _patterns(folder: Path, hub: Mapping[str, Any], split: str) -> list[str]:
+# shards
+
+
+def _shards(folder: Path, entry: SetEntry, split: str) -> list[Path]:
+    """The files of a split, of which there is one at least."""
+    paths = {path for pattern in _patterns(folder, entry, split) for path in folder.glob(pattern)}
+    if not paths:
+        repository = entry.hub["repository"]
+        problem = f"has no rows of the split {split!r} of {repository}"
+        raise file_error(folder, problem, "the repository changed: report it, or name a folder by --data")
+    return sorted(paths)
+
+
+def _patterns(folder: Path, entry: SetEntry, split: str) -> list[str]:
     """Where the shards of a split lie, as the card of the repository says, else as `push_to_hub` writes."""
+    config = entry.hub.get("config", "default")
+    if entry.hub.get("converted"):
+        return [f"{config}/{split}/*.parquet"]
+    card = folder / "README.md"
+    try:
+        patterns = _patterns_of_card(card, config, split) if card.is_file() else []
+    except (ValueError, TypeError, AttributeError, KeyError, YAMLError) as error:
+        raise file_error(card, f"does not say where its rows lie ({error})", "report it") from error
+    outside = [pattern for pattern in patterns if pattern.startswith("/") or ".." in Path(pattern).parts]
+    if outside:
+        raise file_error(card, f"names files elsewhere ({outside[0]})", "do not use this repository")
+    usual = "data" if config == "default" else config
+    return patterns or [f"{usual}/*{split}-*.parquet"]
+
+
+def _patterns_of_card(card: Path, config: str, split: str) -> list[str]:
     from huggingface_hub import metadata_load
 
-    config = hub.get("config", "default")
-    card = folder / "README.md"
-    content = (metadata_load(card) if card.is_file() else None) or {}
-    found = []
-    for one in content.get("configs") or []:
-        if one.get("config_name") == config:
-            for files in one.get("data_files") or []:
-                # LongCap-Arena's splits are called `dci_test.desc`.
-                if isinstance(files, dict) and str(files.get("split", "")).endswith(split):
+    patterns: list[str] = []
+    for described in (metadata_load(card) or {}).get("configs") or []:
+        if described["config_name"] == config:
+            for files in described["data_files"]:
+                if files["split"] == split:
                     paths = files["path"]
-                    found += [paths] if isinstance(paths, str) else list(paths)
-    usual = "data" if config == "default" else config
-    return [str(path) for path in found] or [f"{usual}/*{split}-*.parquet"]
+                    patterns += [paths] if isinstance(paths, str) else paths
+    return patterns
 
 
 def _rows(paths: Sequence[Path], images: Path, digests: dict[str, str]) -> Iterator[Row]:
@@ -116,32 +143,34 @@ def _rows(paths: Sequence[Path], images: Path, digests: dict[str, str]) -> Itera
     for path in paths:
         try:
             shard = pq.ParquetFile(path)
-            names = {
-                what: _column(path, shard.schema_arrow.names, what) for what in _COLUMNS if what != "name"
-            }
-            named = next((name for name in _COLUMNS["name"] if name in shard.schema_arrow.names), None)
-            columns = [*names.values(), *([named] if named else [])]
+            present = shard.schema_arrow.names
+            names = {what: _column(path, present, what) for what in _COLUMNS if what != "name"}
+            name_column = next((name for name in _COLUMNS["name"] if name in present), None)
+            columns = list(names.values())
+            if name_column is not None:
+                columns.append(name_column)
             for batch in shard.iter_batches(_BATCH, columns=columns):
                 for row in batch.to_pylist():
                     picture = row[names["image"]] or {}
-                    name = row[named] if named else picture.get("path")
+                    name = picture.get("path") if name_column is None else row[name_column]
                     yield {
                         "image": _write_picture(path, images, str(name or ""), picture.get("bytes"), digests),
                         "candidate": row[names["candidate"]],
                         "references": _texts(row[names["references"]]),
                         "rating": row[names["rating"]],
                     }
+        except FileError:
+            raise
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise file_error(path, f"cannot be read ({error})", "fetch it with --update") from error
 
 
 def _column(path: Path, names: Sequence[str], what: str) -> str:
-    found = next((name for name in _COLUMNS[what] if name in names), None)
-    if found is None:
-        raise file_error(
-            path, f"has no column of the {what} ({', '.join(_COLUMNS[what])})", f"it has {names}"
-        )
-    return found
+    column = next((name for name in _COLUMNS[what] if name in names), None)
+    if column is None:
+        problem = f"has no column of the {what} ({', '.join(_COLUMNS[what])})"
+        raise file_error(path, problem, f"it has {names}")
+    return column
 
 
 def _write_picture(path: Path, images: Path, name: str, content: Any, digests: dict[str, str]) -> str:
@@ -150,22 +179,23 @@ def _write_picture(path: Path, images: Path, name: str, content: Any, digests: d
         raise file_error(path, "holds a row without a picture", "the repository changed: report it")
     suffix = ".png" if content.startswith(b"\x89PNG") else ".jpg"
     digest = hashlib.blake2b(content, digest_size=8).hexdigest()
-    stated = Path(name).name  # never a path that leads elsewhere
-    if not stated:
-        stated = digest
-    if Path(stated).suffix.lower() not in (".jpg", ".jpeg", ".png"):
-        stated += suffix
-    if digests.setdefault(stated, digest) != digest:
-        stated = f"{digest}{suffix}"
-    if not (images / stated).exists():
-        (images / stated).write_bytes(content)
-    return stated
+    file_name = Path(name).name or digest  # never a path that leads elsewhere
+    if Path(file_name).suffix.lower() not in (".jpg", ".jpeg", ".png"):
+        file_name += suffix
+    if digests.setdefault(file_name, digest) != digest:
+        file_name = f"{digest}{suffix}"
+    if not (images / file_name).exists():
+        (images / file_name).write_bytes(content)
+    return file_name
 
 
 def _texts(references: Any) -> list[str]:
-    """References as a list, which some repositories write as Python does."""
+    """References as a list, which some repositories write as Python does; another text is one reference."""
     if isinstance(references, str):
-        references = ast.literal_eval(references) if references.startswith("[") else [references]
+        literal = None
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            literal = ast.literal_eval(references)
+        references = literal if isinstance(literal, list) else [references]
     return [str(text) for text in references]
 
 
@@ -186,8 +216,10 @@ def _write_expert(path: Path, rows: Sequence[Row]) -> None:
     ratings: dict[tuple[str, str], list[Any]] = {}
     for row in rows:
         ratings.setdefault((row["image"], row["candidate"]), []).append(row["rating"])
-    keys = ("image", "candidate", "ratings")
-    _write_lines(path, [dict(zip(keys, (*pair, own), strict=True)) for pair, own in ratings.items()])
+    lines = []
+    for (image, candidate), values in ratings.items():
+        lines.append({"image": image, "candidate": candidate, "ratings": values})
+    _write_lines(path, lines)
     _write_json(path.with_name(REFERENCES), {row["image"]: row["references"] for row in rows})
 
 
@@ -204,27 +236,34 @@ def _write_cf(path: Path, rows: Sequence[Row]) -> None:
 
 def _write_composite(path: Path, rows: Sequence[Row]) -> None:
     """The candidate that is one of its image's references is named, so that it counts as none."""
-    name = "composite"
+    subset = "composite"
     references: dict[str, Row] = {}
+    lines = []
     for row in rows:
-        own = references.setdefault(
-            f"{name}/{row['image']}", {"references": row["references"], "human_candidate_index": None}
+        entry = {"references": row["references"], "human_candidate_index": None}
+        entry = references.setdefault(f"{subset}/{row['image']}", entry)
+        if row["candidate"] in entry["references"]:
+            entry["human_candidate_index"] = entry["references"].index(row["candidate"])
+        rating = row["rating"]
+        lines.append(
+            {"subset": subset, "image": row["image"], "candidate": row["candidate"], "rating": rating}
         )
-        if row["candidate"] in own["references"]:
-            own["human_candidate_index"] = own["references"].index(row["candidate"])
-    keys = ("image", "candidate", "rating")
-    _write_lines(path, [{"subset": name} | {key: row[key] for key in keys} for row in rows])
+    _write_lines(path, lines)
     _write_json(path.with_name(REFERENCES), references)
 
 
 def _write_captions(path: Path, rows: Sequence[Row]) -> None:
-    keys = ("image", "candidate", "references")
-    _write_lines(path, [{key: row[key] for key in keys} | {"human_score": row["rating"]} for row in rows])
+    _write_renamed(path, rows, {"rating": "human_score"})
 
 
 def _write_longcap(path: Path, rows: Sequence[Row]) -> None:
-    named = {"image": "file_name", "candidate": "cand", "references": "refs", "rating": "score"}
-    _write_lines(path, [{new: row[old] for old, new in named.items()} for row in rows])
+    names = {"image": "file_name", "candidate": "cand", "references": "refs", "rating": "score"}
+    _write_renamed(path, rows, names)
+
+
+def _write_renamed(path: Path, rows: Sequence[Row], names: Mapping[str, str]) -> None:
+    """Rows as they are, their fields called otherwise."""
+    _write_lines(path, [{names.get(key, key): value for key, value in row.items()} for row in rows])
 
 
 _WRITERS: dict[str, Callable[[Path, Sequence[Row]], None]] = {

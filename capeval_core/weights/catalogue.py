@@ -12,32 +12,35 @@ from typing import Any
 PROMPT = "A photo depicts "  # put before every caption and reference by PAC-S
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-MASK_MEAN, MASK_STD = 0.5, 0.26  # how Alpha-CLIP scales masks of zeros and ones
+MASK_MEAN = 0.5  # with which Alpha-CLIP scales masks of zeros and ones
+MASK_STD = 0.26
 LICENCE_NOT_STATED = "not stated by the original"
 """In a config, the licence of weights whose authors state none."""
 NAMESPACE = os.environ.get("CAPEVAL_NAMESPACE", "capeval")
 """The Hub namespace of everything that this project publishes."""
-EVA_CLIP, FASTER_RCNN, X152 = "eva-clip", "faster-rcnn", "x152"
-"""Networks in `capeval convert` that are no metric's own."""
+# Networks in `capeval convert` that belong to no metric.
+EVA_CLIP = "eva-clip"
+FASTER_RCNN = "faster-rcnn"
+X152 = "x152"
 
 _FILE = tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8"))
 CONVERTED_AS: Mapping[str, str] = _FILE["converted_as"]
 TINY_OF: Mapping[str, str] = _FILE["tiny"]
+_RESTRICTIONS: Mapping[str, str] = {name.lower(): words for name, words in _FILE["licences"].items()}
 
 
 def is_open(licence: str | None) -> bool:
-    """Whether a listed licence lets anyone use weights for anything.
+    """True if a listed licence lets anyone use weights for anything.
 
     >>> is_open("MIT"), is_open("research only"), is_open(None)
     (True, False, False)
     """
-    return {name.lower(): text for name, text in _FILE["licences"].items()}.get((licence or "").lower()) == ""
+    return licence is not None and _RESTRICTIONS.get(licence.lower()) == ""
 
 
 def restriction_of(licence: str) -> str | None:
-    """What a licence restricts, in its own words; None: nothing, or no listed weights have it."""
-    known = {name.lower(): text for name, text in _FILE["licences"].items()}
-    return known.get(licence.lower()) or None
+    """The words in which a licence restricts something; None: it does not, or no listed weights have it."""
+    return _RESTRICTIONS.get(licence.lower()) or None
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,8 @@ class ReleaseFile:
 @dataclass(frozen=True)
 class WeightsEntry:
     """A Hub repository of weights; the head of `catalogue.toml` says what its values are. architecture: how
-    encoders describe these weights, without their activation; None: not recorded."""
+    encoders describe these weights, without their activation; None: not recorded. size, sha256: of its
+    tensors, where it is taken as it is."""
 
     repository: str
     title: str
@@ -69,16 +73,18 @@ class WeightsEntry:
     users: Sequence[str] = ()
     member: str | None = None
     network: str = "clip"
+    size: int | None = None
+    sha256: str | None = None
     files: Sequence[ReleaseFile] = ()
 
     def is_another(self, described: str) -> str | None:
-        """The problem of weights that have this entry's name but are described as another model."""
+        """The problem of weights that have this entry's name but are described as another model, or None."""
         if self.architecture is None or described.startswith(self.architecture):
             return None
         return f"{self.title} is {self.architecture}, but these weights are {described}"
 
     def is_released_as(self, path: str) -> bool:
-        """Whether a file is the release; weights that are taken as they are have but an address."""
+        """True for the file of the release; weights that are taken as they are have only an address."""
         if self.checkpoint is None:
             return self.original.endswith(path[path.rindex("/") :])
         return path.endswith(f"/{self.checkpoint}")
@@ -90,7 +96,7 @@ class WeightsEntry:
 
     @property
     def name(self) -> str:
-        """What the option `weights` calls them: a Hub id where they are as on the Hub, else the folder."""
+        """The value of the option `weights`: a Hub id where they are as on the Hub, else the folder."""
         return self.folder if self.files else self.repository
 
 
@@ -112,14 +118,17 @@ def listed(folder: str) -> WeightsEntry:
     return next(entry for entry in WEIGHTS if entry.folder == folder)
 
 
-PACS_B32, BLIP2_COCO = listed("pacs-clip-vit-b-32"), listed("blip2-itm-vit-g-coco")
-FASTER_RCNN_VG, X152_VG = listed("faster-rcnn-vg-resnet-101"), listed("faster-rcnn-vg-resnext-152")
+PACS_B32 = listed("pacs-clip-vit-b-32")
+BLIP2_COCO = listed("blip2-itm-vit-g-coco")
+FASTER_RCNN_VG = listed("faster-rcnn-vg-resnet-101")
+X152_VG = listed("faster-rcnn-vg-resnext-152")
 
 
 def weights_of(metric: str) -> Sequence[WeightsEntry]:
     """The entries that a metric, or a network in `capeval convert`, can use; all where none is known."""
-    own = [entry for entry in WEIGHTS if metric in entry.metrics]
-    return own or [entry for entry in WEIGHTS if metric in entry.users] or WEIGHTS
+    named_after_it = [entry for entry in WEIGHTS if metric in entry.metrics]
+    usable = [entry for entry in WEIGHTS if metric in entry.users]
+    return named_after_it or usable or WEIGHTS
 
 
 def entry_known_as(name: str, original: str | None) -> WeightsEntry | None:

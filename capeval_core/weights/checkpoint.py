@@ -40,8 +40,8 @@ def read_checkpoint(path: str | Path, *, in_place: bool = False) -> dict[str, An
     # A safetensors file starts with the length of its header in 8 bytes, then JSON.
     safe = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= path.stat().st_size
     if not zipped and not safe and not head.startswith(b"\x80"):
-        found = f"is not a checkpoint, or damaged (it begins with {head!r})" if head else "is empty"
-        raise ValueError(f"{path} {found}: expected a file of tensors, no web page or Git LFS pointer")
+        problem = f"is not a checkpoint, or damaged (it begins with {head!r})" if head else "is empty"
+        raise ValueError(f"{path} {problem}: expected a file of tensors, no web page or Git LFS pointer")
     try:
         if safe:
             return dict(load_file(path))
@@ -55,10 +55,11 @@ def read_checkpoint(path: str | Path, *, in_place: bool = False) -> dict[str, An
     except pickle.UnpicklingError as error:
         # torch's own message advises weights_only=False, which nobody should do here: hence from None.
         code = re.search(r"(?:GLOBAL|Unsupported (?:global|class)) ([\w.]+)", str(error))
-        runs = f"reading it would run code (it asks for {code[1]})" if code else ""
-        found = runs or "it is damaged, or no file of tensors"
+        problem = "it is damaged, or no file of tensors"
+        if code is not None:
+            problem = f"reading it would run code (it asks for {code[1]})"
         raise ValueError(
-            f"{path} is refused: {found}. Nothing was executed. Fetch it again, or ask its author for a "
+            f"{path} is refused: {problem}. Nothing was executed. Fetch it again, or ask its author for a "
             "plain state dict or a .safetensors file"
         ) from None
     except Exception as error:  # a damaged file raises whatever its reader raises
@@ -115,6 +116,8 @@ def _holds_tensors(content: Any) -> bool:
 
 def name_some(names: Any, most: int = 6) -> str:
     """The first few names of many, for a message: ``'a', 'b' and 7 more``."""
-    names = [repr(name) for name in names]
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return (", ".join(names[:most]) + rest) or "nothing"
+    quoted = [repr(name) for name in names]
+    if not quoted:
+        return "nothing"
+    more = f" and {len(quoted) - most} more" if len(quoted) > most else ""
+    return ", ".join(quoted[:most]) + more

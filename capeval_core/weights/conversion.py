@@ -74,20 +74,20 @@ class Conversion(Settings):
     def select(self, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         """What the model needs, without the common prefix of all names, such as ``module.``."""
         if anchors := self.facts.get("anchors"):
-            known = re.compile(rf"(?:.*\.)?({'|'.join(map(re.escape, anchors))})")
-            matches = [match for match in map(known.fullmatch, content) if match]
+            anchor = re.compile(rf"(?:.*\.)?({'|'.join(map(re.escape, anchors))})")
+            matches = [match for match in map(anchor.fullmatch, content) if match]
             if len(matches) != 1:
-                names = name_some(match[0] for match in matches)
-                found = f"several models, {names}: save one alone" if matches else name_some(content)
+                models = name_some(match[0] for match in matches)
+                names = f"several models, {models}: save one alone" if matches else name_some(content)
                 expected = f"expected {' or '.join(anchors)} among the tensors"
-                raise ValueError(f"no {self.facts['title']}: {expected}, found {found}")
+                raise ValueError(f"no {self.facts['title']}: {expected}, found {names}")
             prefix = matches[0][0].removesuffix(matches[0][1])
             if prefix:  # names without it are no part of the model, and reported so
                 notes.append(f"the prefix {prefix!r} of all names was taken off")
             content = {name.removeprefix(prefix): value for name, value in content.items()}
         if unused := [name for name in content if re.match(self.facts.get("unused", "$^"), name)]:
-            found = f"left out {len(unused)} tensors that the model does not use or makes itself"
-            notes.append(f"{found}: {name_some(unused)}")
+            note = f"left out {len(unused)} tensors that the model does not use or makes itself"
+            notes.append(f"{note}: {name_some(unused)}")
         return {name: value for name, value in content.items() if name not in unused}
 
     def translate(self, content: Mapping[str, Any], notes: list[str]) -> Tensors:
@@ -106,15 +106,15 @@ class Conversion(Settings):
         tensors: Tensors = {}
         for name, value in content.items():
             if not isinstance(value, Tensor) or value.layout is not torch.strided:
-                found = value.layout if isinstance(value, Tensor) else type(value).__name__
-                raise ValueError(f"{name} is no dense tensor ({found}): save the state dict alone")
+                kind = value.layout if isinstance(value, Tensor) else type(value).__name__
+                raise ValueError(f"{name} is not a dense tensor ({kind}): save the state dict alone")
             counts = name.endswith("num_batches_tracked")
             if not counts and not value.is_floating_point():
                 raise ValueError(f"{name} is of type {value.dtype}: expected floating point")
             if not bool(torch.isfinite(value).all()):
                 raise ValueError(f"{name} holds NaN or infinite values: the checkpoint is broken")
-            kept = value.dtype if self.keeps_type else torch.float32
-            tensor = value.detach().to(torch.int64 if counts else kept).contiguous()
+            dtype = value.dtype if self.keeps_type else torch.float32
+            tensor = value.detach().to(torch.int64 if counts else dtype).contiguous()
             # A slice of a larger buffer could not be saved under two names.
             shared = tensor.untyped_storage().nbytes() != tensor.nbytes
             tensors[name] = tensor.clone() if shared else tensor
@@ -129,9 +129,10 @@ class Conversion(Settings):
     def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         """The config by `releases.toml`, its sizes read off the shapes of tensors."""
         config: dict[str, Any] = filled(self.facts.get("config", {}), shapes, self.settings(notes))
-        for name, (part, usual) in self.facts.get("heads", {}).items():
+        for name, (part, head_width) in self.facts.get("heads", {}).items():
             sizes = config["architecture"][part] if part else config["architecture"]
-            sizes["num_attention_heads"] = heads_of(sizes["hidden_size"], getattr(self, name), usual, name)
+            heads = heads_of(sizes["hidden_size"], getattr(self, name), head_width, name)
+            sizes["num_attention_heads"] = heads
         return config
 
     def settings(self, notes: list[str]) -> dict[str, Any]:
@@ -155,8 +156,8 @@ class Conversion(Settings):
             notes.append(
                 f"{len(counters)} BatchNorm counters were missing and set to 0, which moves no score"
             )
-        for name, own in expected.items():
-            if own.ndim == 0 and name in tensors and tensors[name].shape == (1,):
+        for name, parameter in expected.items():
+            if parameter.ndim == 0 and name in tensors and tensors[name].shape == (1,):
                 tensors[name] = tensors[name].reshape(())
         with self.naming(files):
             if problems := tensor_problems(expected, tensors):
@@ -233,31 +234,36 @@ def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def tensor_problems(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> list[str]:
-    """What is wrong with the names, shapes and types of tensors, in words; no value is read."""
-    both = [(name, own, tensors[name]) for name, own in expected.items() if name in tensors]
+    """Problems with the names, shapes and types of tensors, in words; no value is read."""
+    missing = [name for name in expected if name not in tensors]
+    unknown = [name for name in tensors if name not in expected]
+    misshapen = []
+    integers = []
+    for name, parameter in expected.items():
+        tensor = tensors.get(name)
+        if tensor is None:
+            continue
+        if tensor.shape != parameter.shape:
+            misshapen.append(f"{name} {tuple(tensor.shape)} instead of {tuple(parameter.shape)}")
+        if parameter.is_floating_point() and not tensor.is_floating_point():
+            integers.append(name)
     problems = {
-        "are missing": [name for name in expected if name not in tensors],
-        "are not part of the architecture": [name for name in tensors if name not in expected],
-        "have another shape": [
-            f"{name} {tuple(tensor.shape)} instead of {tuple(own.shape)}"
-            for name, own, tensor in both
-            if tensor.shape != own.shape
-        ],
-        "do not hold floating-point numbers": [
-            name for name, own, tensor in both if own.is_floating_point() and not tensor.is_floating_point()
-        ],
+        "are missing": missing,
+        "are not part of the architecture": unknown,
+        "have another shape": misshapen,
+        "do not hold floating-point numbers": integers,
     }
     return [f"{len(names)} tensors {what}: {name_some(names)}" for what, names in problems.items() if names]
 
 
 def clip_preprocessing(image_size: int) -> dict[str, Any]:
-    """How CLIP, and what was tuned from it, makes pixels of an image."""
+    """The settings with which CLIP, and what was tuned from it, makes pixels of an image."""
     settings = {"mean": list(CLIP_MEAN), "std": list(CLIP_STD), "interpolation": "bicubic"}
     return {"image_size": image_size, **settings}
 
 
 def count_blocks(shapes: Shapes, pattern: str) -> int:
-    """How many numbers the group of a pattern has in the names that it begins."""
+    """The number of values that the group of a pattern has in the names that it begins."""
     return len({block[1] for name in shapes if (block := re.match(pattern, name))})
 
 
@@ -269,12 +275,12 @@ def side_of(positions: int, name: str) -> int:
     return side
 
 
-def heads_of(width: int, given: int | None, usual: int, name: str) -> int:
-    """Attention heads of a width: as given by the setting `name`, or of the usual width each."""
-    heads = given or width // usual
+def heads_of(width: int, stated: int | None, head_width: int, name: str) -> int:
+    """Attention heads of a width: as the setting `name` states, or of the usual width each."""
+    heads = stated or width // head_width
     if not heads or width % heads:
-        found = f"the tensors do not show how many heads share the width {width}"
-        raise InputError(Problem("", found, f"pass {setting(name, 'N')}"))
+        problem = f"the tensors do not show how many heads share the width {width}"
+        raise InputError(Problem("", problem, f"pass {setting(name, 'N')}"))
     return heads
 
 
@@ -288,7 +294,8 @@ class BertConversion(Conversion):
 
     def words(self, rows: int, notes: list[str]) -> list[str]:
         """As many words as a checkpoint has rows."""
-        bert, added = self.facts["bert"], self.facts.get("added")
+        bert = self.facts["bert"]
+        added = self.facts.get("added")
         if self.vocabulary is None:
             address = f"https://huggingface.co/google-bert/{bert}"
             fix = f"pass {setting('vocabulary', 'vocab.txt')} of {address}"
@@ -299,7 +306,8 @@ class BertConversion(Conversion):
         if added and len(words) == rows - 1 and added not in words:
             words.append(added)
         if len(words) != rows:
-            found = f"has {len(words)} words, but the model has {rows}"
-            found += f", {added} included" if added else ""
-            raise wrong_option("vocabulary", self.vocabulary, found, f"pass that of {bert}")
+            problem = f"has {len(words)} words, but the model has {rows}"
+            if added:
+                problem += f", {added} included"
+            raise wrong_option("vocabulary", self.vocabulary, problem, f"pass that of {bert}")
         return words

@@ -12,11 +12,10 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from email.utils import parsedate_to_datetime
 from html import unescape
 from pathlib import Path
-from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import requests
@@ -50,11 +49,12 @@ class DownloadError(WeightsError):
 
 
 class _RefusedError(Exception):
-    """Why an address does not give the file; another address may."""
+    """The reason for which an address does not give the file; another address may."""
 
 
 class _InterruptedError(Exception):
-    """Why an answer did not come whole; the same request may go on. seconds: to wait, as the server says."""
+    """The reason for which an answer is not whole; the next request resumes. seconds: to wait, as the server
+    says."""
 
     def __init__(self, why: str, seconds: float | None = None) -> None:
         super().__init__(why)
@@ -69,10 +69,19 @@ class Download:
     address: str
 
 
+def is_address(source: str) -> bool:
+    """True for an address that can be downloaded, False for what can only be a path.
+
+    >>> is_address("https://example.org/a.pth"), is_address("a.pth"), is_address("ftp://example.org/a.pth")
+    (True, False, False)
+    """
+    return source.lower().startswith(("http://", "https://"))
+
+
 def download_file(
     file: ReleaseFile, folder: Path, *, addresses: Sequence[str] | None = None, fix: str = ""
 ) -> Download:
-    """A file from the first of its addresses that gives it; a broken download goes on where it was.
+    """A file from the first of its addresses that gives it; a broken download resumes where it was.
 
     Args:
         file: name, addresses, and size, which bounds what is read.
@@ -84,16 +93,17 @@ def download_file(
         DownloadError: no address gives the file, or the disk cannot hold it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    whole = folder / file.name
+    path = folder / file.name
     refusals = []
     for address in file.addresses if addresses is None else addresses:
+        hub_file = _HUB_FILE.fullmatch(address)
         try:
-            if parts := _HUB_FILE.fullmatch(address):
-                return _from_hub(parts)
+            if hub_file is not None:
+                return _download_from_hub(hub_file)
             if offline():
                 raise _RefusedError("HF_HUB_OFFLINE is set")
-            _from_web(address, file, whole)
-            return Download(whole, address)
+            _download_from_web(address, file, path)
+            return Download(path, address)
         except _RefusedError as refusal:
             refusals.append(f"  {address}\n    {refusal}")
     places = refusals or ["  no address is known that gives it to everyone"]
@@ -101,84 +111,92 @@ def download_file(
     raise DownloadError("\n".join(filter(None, lines)))
 
 
-def _from_hub(parts: re.Match[str]) -> Download:
+def _download_from_hub(hub_file: re.Match[str]) -> Download:
     from huggingface_hub import hf_hub_download
 
-    kind, path = parts["kind"] or "", parts["path"]
-    wanted: dict[str, Any] = {"revision": parts["revision"], "repo_type": _KINDS.get(kind)}
+    kind = hub_file["kind"] or ""
+    repository = hub_file["repository"]
+    name = hub_file["path"]
+
+    def download() -> str:
+        revision = hub_file["revision"]
+        return hf_hub_download(repository, name, revision=revision, repo_type=_KINDS.get(kind))
+
     try:
-        file = Path(patiently(lambda: hf_hub_download(parts["repository"], path, **wanted)))
+        path = Path(patiently(download))
     except failures() as error:
         if getattr(error, "errno", None) == errno.ENOSPC:
-            raise DownloadError(f"{path}: the disk of the cache of huggingface_hub is full") from error
+            raise DownloadError(f"{name}: the disk of the cache of huggingface_hub is full") from error
         raise _RefusedError(reason(error)) from error
-    commit = file.parts[-1 - len(Path(path).parts)]
-    return Download(file, f"{HUB}{kind}{parts['repository']}/resolve/{commit}/{path}")
+    # In its cache a file lies in a folder that is named by the commit.
+    commit = path.parts[-1 - len(Path(name).parts)]
+    return Download(path, f"{HUB}{kind}{repository}/resolve/{commit}/{name}")
 
 
 # other addresses
 
 
 @dataclass
-class _State:
-    """Which version of a file an unfinished one is part of. validator: its ETag or date of change; size: of
-    the whole file, where the server says it."""
+class _Version:
+    """A version of a file, to which an unfinished one belongs. validator: its ETag or date of change. size:
+    of the whole file, where the server says it."""
 
     address: str
     validator: str | None = None
     size: int | None = None
 
 
-def _from_web(address: str, file: ReleaseFile, whole: Path) -> None:
-    """The file at an address, whole, in its place."""
-    partial = whole.with_name(whole.name + PARTIAL)
-    if (
-        whole.is_file()
-    ):  # of a run that ended before it was used: the server says whether it is still the file
-        whole.replace(partial)
+def _download_from_web(address: str, file: ReleaseFile, path: Path) -> None:
+    partial = path.with_name(path.name + PARTIAL)
+    if path.is_file():
+        # Of a run that ended before it was used: the server says whether it is still the file.
+        path.replace(partial)
     waits = iter(LIMITS.hub_waits)
     with requests.Session() as session:
         while True:
-            before = _size_of(partial)
+            size_before = _size_of(partial)
             try:
-                _continue(session, address, file, partial)
+                _resume(session, address, file, partial)
                 break
             except _InterruptedError as interruption:
-                if _size_of(partial) > before:
-                    waits = iter(LIMITS.hub_waits)  # it goes on, however often it breaks
+                if _size_of(partial) > size_before:
+                    waits = iter(LIMITS.hub_waits)  # it advances, however often it breaks
                 seconds = next(waits, None)
                 if seconds is None:
                     raise _RefusedError(str(interruption)) from interruption
                 time.sleep(seconds if interruption.seconds is None else interruption.seconds)
-    partial.replace(whole)
+    partial.replace(path)
 
 
-def _continue(session: requests.Session, address: str, file: ReleaseFile, partial: Path) -> None:
+def _resume(session: requests.Session, address: str, file: ReleaseFile, partial: Path) -> None:
     """Read on where an unfinished file ends, or from the beginning where nothing else is safe."""
-    state = _read_state(partial, address)
-    start = _size_of(partial) if state.validator else 0
+    version = _read_version(partial, address)
+    start = 0 if version.validator is None else _size_of(partial)
     # Bytes are wanted as they are, so that they can be counted and continued.
     headers = {"Accept-Encoding": "identity"}
-    if start and state.validator:
-        headers |= {"Range": f"bytes={start}-", "If-Range": state.validator}
+    if start and version.validator is not None:
+        headers["Range"] = f"bytes={start}-"
+        headers["If-Range"] = version.validator
     with _answer(session, address, headers) as answer:
-        if answer.status_code == 416:  # nothing follows: it is whole, or of another version
-            if start != state.size:
+        if answer.status_code == 416 and start and start == version.size:
+            return  # nothing follows: it is whole
+        if answer.status_code in (206, 416):
+            continued = _continued(answer, start, version)
+            if continued is None:
                 _restart(partial)
-                raise _InterruptedError("the part that is here is not of this file")
-            return
-        _check_status(answer)
-        if answer.status_code != 206:
+                raise _InterruptedError(
+                    "it answers with another part of the file than the one that is needed"
+                )
+            version = continued
+        else:
             start = 0
-        elif _range_of(answer)[0] != start:
-            _restart(partial)
-            raise _InterruptedError("it answers with another part of the file than the one that is needed")
+            version = _version_of(answer, address)
+        _check_status(answer)
         _check_content(answer)
-        state = _state_of(answer, address, start)
-        _check_size(file, state.size)
-        _write(answer, file, partial, start, state)
-    if state.size is not None and _size_of(partial) != state.size:
-        raise _InterruptedError(f"it ended after {_size_of(partial):,} of {state.size:,} bytes")
+        _check_size(file, version.size)
+        _append(answer, file, partial, start, version)
+    if version.size is not None and _size_of(partial) != version.size:
+        raise _InterruptedError(f"it ended after {_size_of(partial):,} of {version.size:,} bytes")
 
 
 @contextmanager
@@ -186,24 +204,11 @@ def _answer(session: requests.Session, address: str, headers: dict[str, str]) ->
     """The answer of a server at the end of its redirections."""
     try:
         for _ in range(_REDIRECTS):
-            answer = session.get(
-                address,
-                headers=headers,
-                stream=True,
-                allow_redirects=False,
-                timeout=(LIMITS.connect_seconds, LIMITS.download_seconds),
-            )
-            target = session.get_redirect_target(answer)
-            if target is None:
-                with closing(answer):
+            with closing(_get(session, address, headers)) as answer:
+                if not answer.is_redirect:
                     yield answer
-                return
-            answer.close()
-            following = urljoin(address, target)
-            allowed = {"https", urlsplit(address).scheme}
-            if urlsplit(following).scheme not in allowed:
-                raise _RefusedError(f"it redirects to {following}, which is not fetched")
-            address = following
+                    return
+                address = _redirected(session, answer, address)
         raise _RefusedError(f"it redirects more than {_REDIRECTS} times")
     except requests.exceptions.SSLError as error:
         raise _RefusedError(f"its certificate is not trusted ({_deepest(error)})") from error
@@ -224,79 +229,107 @@ def _answer(session: requests.Session, address: str, headers: dict[str, str]) ->
         raise _InterruptedError(f"the connection broke: {_deepest(error)}") from error
 
 
+def _get(session: requests.Session, address: str, headers: dict[str, str]) -> requests.Response:
+    seconds = (LIMITS.connect_seconds, LIMITS.download_seconds)
+    try:
+        return session.get(address, headers=headers, stream=True, allow_redirects=False, timeout=seconds)
+    except requests.exceptions.RequestException:
+        raise
+    except ValueError as error:  # of a redirection, whose address is read even if it is not followed
+        raise _RefusedError(f"it redirects to what is not an address ({error})") from error
+
+
+def _redirected(session: requests.Session, answer: requests.Response, address: str) -> str:
+    """The address that a redirection leads to; from https nowhere but to https."""
+    target = urljoin(address, session.get_redirect_target(answer))
+    if urlsplit(target).scheme not in ("https", urlsplit(address).scheme):
+        raise _RefusedError(f"it redirects to {_printable(target)}, which is not fetched")
+    return target
+
+
+# answers
+
+
 def _check_status(answer: requests.Response) -> None:
     status = answer.status_code
     if status in (200, 206):
         return
     if status in _BUSY:
-        seconds = _retry_after(answer.headers.get("Retry-After"))
+        seconds = _retry_after(answer.headers.get("Retry-After", ""))
         if seconds is not None and seconds > LIMITS.longest_wait:
             raise _RefusedError(f"HTTP status {status}: it asks to come back in {seconds:,.0f} seconds")
         raise _InterruptedError(f"HTTP status {status}: it is busy or out of order", seconds)
-    page = _page_of(answer) if _is_page(answer) else ""
     meaning = _MEANINGS.get(status, "it does not give the file")
-    raise _RefusedError(f"HTTP status {status}: {meaning}" + (f" ({page})" if page else ""))
+    page = f" ({_summary_of_page(answer)})" if _is_page(answer) else ""
+    raise _RefusedError(f"HTTP status {status}: {meaning}{page}")
 
 
 def _check_content(answer: requests.Response) -> None:
     """Refuse a page of HTML, which servers send with status 200 in place of a file."""
     if _is_page(answer):
-        raise _RefusedError(f"it answers with a page, not with the file ({_page_of(answer)})")
+        raise _RefusedError(f"it answers with a page, not with the file ({_summary_of_page(answer)})")
 
 
 def _is_page(answer: requests.Response) -> bool:
     return answer.headers.get("Content-Type", "").lower().startswith(("text/html", "application/xhtml"))
 
 
-def _page_of(answer: requests.Response) -> str:
-    """What a page says: that of a quota, a login, or its title."""
+def _summary_of_page(answer: requests.Response) -> str:
+    """What a page says: that a quota is used up, that it wants a login, or its title."""
     text = next(answer.iter_content(_PAGE_BYTES), b"").decode("utf-8", "replace")
     if re.search("quota exceeded|too many users have viewed or downloaded", text, re.IGNORECASE):
         return "the daily quota of this file is used up: try again tomorrow"
-    title = re.search(r"<title[^>]*>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
-    shown = " ".join(unescape(title[1]).split())[:80] if title else ""
-    if re.search(r"sign.?in|log.?in\b|anmelden", f"{shown} {answer.url}", re.IGNORECASE):
-        return f"it wants a login: {shown}"
-    return shown or "without a title"
+    element = re.search(r"<title[^>]*>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
+    title = _printable(unescape(element[1]))[:80] if element else ""
+    if re.search(r"sign.?in|log.?in\b|anmelden", f"{title} {answer.url}", re.IGNORECASE):
+        return f"it wants a login: {title}"
+    return title or "without a title"
 
 
-def _retry_after(value: str | None) -> float | None:
+def _printable(text: str) -> str:
+    """A text of a server in one line, without characters that would control a terminal."""
+    return "".join(filter(str.isprintable, " ".join(text.split())))
+
+
+def _retry_after(value: str) -> float | None:
     """Seconds of a Retry-After, which is a number or a date."""
-    if value is None:
-        return None
-    if value.strip().isdigit():
+    if re.fullmatch("[0-9]+", value.strip()):
         return float(value)
     with suppress(ValueError, TypeError):
         return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
     return None
 
 
-def _range_of(answer: requests.Response) -> tuple[int | None, int | None]:
-    """First byte and size of the whole file of a partial answer."""
-    found = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", answer.headers.get("Content-Range", ""))
-    if found is None:
-        return None, None
-    return int(found[1]), None if found[2] == "*" else int(found[2])
-
-
-def _state_of(answer: requests.Response, address: str, start: int) -> _State:
-    """Which version an answer is of. One that is compressed cannot be counted or continued."""
-    if answer.headers.get("Content-Encoding", "identity") != "identity":
-        return _State(address)
+def _version_of(answer: requests.Response, address: str) -> _Version:
+    """The version that a whole answer is of. A compressed one cannot be counted or continued."""
+    if _is_compressed(answer):
+        return _Version(address)
     length = answer.headers.get("Content-Length", "")
-    size = _range_of(answer)[1] if start else int(length) if length.isdigit() else None
-    etag = answer.headers.get("ETag", "")
-    # A weak ETag names no bytes.
-    exact = etag if etag and not etag.startswith("W/") else answer.headers.get("Last-Modified")
-    return _State(address, exact, size)
+    size = int(length) if re.fullmatch("[0-9]{1,18}", length) else None
+    validator = answer.headers.get("ETag", "")
+    if not validator or validator.startswith("W/"):  # a weak ETag names no bytes
+        validator = answer.headers.get("Last-Modified", "")
+    return _Version(address, validator or None, size)
+
+
+def _is_compressed(answer: requests.Response) -> bool:
+    return answer.headers.get("Content-Encoding", "identity") != "identity"
+
+
+def _continued(answer: requests.Response, start: int, version: _Version) -> _Version | None:
+    """The version that a partial answer continues at this byte, with its size; None: it continues another."""
+    stated = answer.headers.get("Content-Range", "")
+    content_range = re.fullmatch(f"bytes {start}-[0-9]+/([0-9]{{1,18}})", stated)
+    if content_range is None or not start or _is_compressed(answer):
+        return None
+    size = int(content_range[1])
+    return replace(version, size=size) if version.size in (None, size) else None
 
 
 def _check_size(file: ReleaseFile, size: int | None) -> None:
     most = most_bytes(file)
     if size is not None and size > most:
         raise _RefusedError(f"it has {size:,} bytes, but {file.name} at most {most:,}: it is another file")
-    if size is not None and file.sha256 and file.size is not None and size != file.size:
-        raise _RefusedError(f"it has {size:,} bytes, but {file.name} {file.size:,}: it is another file")
 
 
 def most_bytes(file: ReleaseFile) -> int:
@@ -304,20 +337,26 @@ def most_bytes(file: ReleaseFile) -> int:
     return LIMITS.download_bytes if file.size is None else file.size + file.size // 4
 
 
-def _write(answer: requests.Response, file: ReleaseFile, partial: Path, start: int, state: _State) -> None:
+# disks
+
+
+def _append(
+    answer: requests.Response, file: ReleaseFile, partial: Path, start: int, version: _Version
+) -> None:
     """Append an answer to the unfinished file; every piece is written before the next one is read."""
-    check_room(partial.parent, start, state.size)
-    most, count = most_bytes(file), start
+    check_room(partial.parent, start, version.size)
+    most = most_bytes(file)
+    count = start
     try:
-        write_whole(_state_file(partial), json.dumps(asdict(state)))
+        write_whole(_version_file(partial), json.dumps(asdict(version)))
         with (
             partial.open("ab" if start else "wb", buffering=0) as target,
             tqdm(
-                desc=file.name, total=state.size, initial=start, unit="B", unit_scale=True, disable=None
+                desc=file.name, total=version.size, initial=start, unit="B", unit_scale=True, disable=None
             ) as bar,
         ):
             for piece in answer.iter_content(_CHUNK):
-                if not count and piece.lstrip()[:15].lower().startswith((b"<!doctype html", b"<html")):
+                if count == 0 and _begins_page(piece):
                     raise _RefusedError("it answers with a page, not with the file")
                 count += len(piece)
                 if count > most:
@@ -329,9 +368,13 @@ def _write(answer: requests.Response, file: ReleaseFile, partial: Path, start: i
         raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            check_room(partial.parent, _size_of(partial), state.size)
-        what = f"{partial.parent} cannot be written ({error.strerror or error})"
-        raise DownloadError(f"{what}: make room, or set CAPEVAL_CACHE to another folder") from error
+            check_room(partial.parent, _size_of(partial), version.size)
+        problem = f"{partial.parent} cannot be written ({error.strerror or error})"
+        raise DownloadError(f"{problem}: make room, or set CAPEVAL_CACHE to another folder") from error
+
+
+def _begins_page(piece: bytes) -> bool:
+    return piece.lstrip()[:15].lower().startswith((b"<!doctype html", b"<html"))
 
 
 def check_room(folder: Path, start: int, size: int | None) -> None:
@@ -340,27 +383,27 @@ def check_room(folder: Path, start: int, size: int | None) -> None:
     free = shutil.disk_usage(folder).free
     missing = 0 if size is None else size - start - free
     if missing > 0:
-        found = f"{missing:,} bytes are missing on the disk of {folder}, where {free:,} are free"
+        problem = f"{missing:,} bytes are missing on the disk of {folder}, where {free:,} are free"
         fix = "make room, or set CAPEVAL_CACHE to another folder; what is there stays"
-        raise DownloadError(f"{found}: {fix}")
+        raise DownloadError(f"{problem}: {fix}")
 
 
-def _state_file(partial: Path) -> Path:
+def _version_file(partial: Path) -> Path:
     return partial.with_name(f"{partial.name}.json")
 
 
-def _read_state(partial: Path, address: str) -> _State:
+def _read_version(partial: Path, address: str) -> _Version:
     """The version that an unfinished file is part of; of another address it is not continued."""
     with suppress(OSError, ValueError, TypeError):
-        state = _State(**json.loads(_state_file(partial).read_text(encoding="utf-8")))
-        if state.address == address:
-            return state
-    return _State(address)
+        version = _Version(**json.loads(_version_file(partial).read_text(encoding="utf-8")))
+        if version.address == address and isinstance(version.validator, str):
+            return version
+    return _Version(address)
 
 
 def _restart(partial: Path) -> None:
     partial.unlink(missing_ok=True)
-    _state_file(partial).unlink(missing_ok=True)
+    _version_file(partial).unlink(missing_ok=True)
 
 
 def _size_of(path: Path) -> int:
@@ -369,9 +412,9 @@ def _size_of(path: Path) -> int:
 
 def _deepest(error: BaseException) -> str:
     """The first cause of an error, in words."""
-    inner: BaseException | None = error
-    while inner is not None:
-        error = inner
-        causes = [*error.args, getattr(error, "reason", None)]
-        inner = next((cause for cause in causes if isinstance(cause, BaseException)), None)
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    cause: BaseException | None = error
+    while cause is not None:
+        error = cause
+        arguments = [*error.args, getattr(error, "reason", None)]
+        cause = next((argument for argument in arguments if isinstance(argument, BaseException)), None)
+    return _printable(str(error))[:200] or type(error).__name__

@@ -18,15 +18,18 @@ from typing import TYPE_CHECKING, Any
 from capeval_core.errors import InputError, Problem, expanded_path, setting, wrong_option
 from capeval_core.kept import cache_home, write_whole
 from capeval_core.limits import LIMITS
-from capeval_core.weights.catalogue import WeightsEntry, entry_known_as, entry_of, weights_of
+from capeval_core.weights.catalogue import WeightsEntry, entry_known_as, entry_named, entry_of, weights_of
 from capeval_core.weights.hub import download
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CONFIG, TENSORS = "config.json", "model.safetensors"
-OPEN_CLIP_CONFIG, OPEN_CLIP_TENSORS = "open_clip_config.json", "open_clip_model.safetensors"
-VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
+CONFIG = "config.json"
+TENSORS = "model.safetensors"
+OPEN_CLIP_CONFIG = "open_clip_config.json"
+OPEN_CLIP_TENSORS = "open_clip_model.safetensors"
+VOCABULARY = "vocab.txt"
+TOKENIZER = "tokenizer.json"
 TINY = Path(__file__).parent / "tiny"
 _AGAIN = "download or convert the weights again"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
@@ -76,18 +79,22 @@ class WeightsFolder:
 
     def verify(self) -> None:
         """Refuse a file of tensors that does not have the checksum; what was read is remembered."""
-        found = file_checksum(self.tensor_file)
-        if found != self.checksum:  # or what is remembered is wrong
-            found = sha256_of(self.tensor_file)
-        if found != self.checksum:
-            again = "download or convert it again"
-            if self.revision:  # or the client's cache would give the same file again
-                fetched = f"{self.name} {self.tensor_file.name} --revision {self.revision}"
-                again = f"run `hf download {fetched} --force-download`"
-            raise WeightsError(
-                f"{self.tensor_file.name} has sha256 {found[:12]}..., but {CONFIG} has "
-                f"{self.checksum[:12]}...: the file is damaged or was changed; {again}"
-            )
+        checksum = file_checksum(self.tensor_file)
+        if checksum != self.checksum:  # or what is remembered is wrong
+            checksum = sha256_of(self.tensor_file)
+        if checksum == self.checksum:
+            return
+        fix = "download or convert it again"
+        if self.revision:
+            # Without this flag the client's cache would give the same file again.
+            file = f"{self.name} {self.tensor_file.name} --revision {self.revision}"
+            fix = f"run `hf download {file} --force-download`"
+        elif entry_named(self.name) is not None:
+            fix = f"delete {self.path}, and run `capeval fetch {self.name}`"
+        raise WeightsError(
+            f"{self.tensor_file.name} has sha256 {checksum[:12]}..., but {CONFIG} has "
+            f"{self.checksum[:12]}...: the file is damaged or was changed; {fix}"
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors of the folder, on the CPU, as stored; finite."""
@@ -101,16 +108,20 @@ class WeightsFolder:
             except (SafetensorError, OSError, KeyError) as error:
                 raise WeightsError(f"{self.tensor_file.name} cannot be read ({error}): {_AGAIN}") from error
             check_finite(tensors, f"download or convert {self.tensor_file.name} again")
-        # Not where the file happens to put them: by where a tensor begins, last bits of products differ.
-        return {name: own.clone() if own.data_ptr() % 64 else own for name, own in tensors.items()}
+        for name, tensor in tensors.items():
+            # Last bits of products differ by where in memory a tensor begins: not where the file puts it.
+            if tensor.data_ptr() % 64:
+                tensors[name] = tensor.clone()
+        return dict(tensors)
 
 
 def check_finite(tensors: Mapping[str, Tensor], fix: str = _AGAIN) -> None:
     """Refuse tensors that hold NaN or infinity, which would make scores NaN."""
     import torch
 
-    floating = {name: own for name, own in tensors.items() if own.is_floating_point() and own.numel()}
-    for name, tensor in sorted(floating.items()):
+    for name, tensor in sorted(tensors.items()):
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
         # NaN comes through, and no copy of a large tensor is made; types of 8 bits have no such function.
         low, high = torch.aminmax(tensor if tensor.element_size() > 1 else tensor.float())
         if not (bool(torch.isfinite(low)) and bool(torch.isfinite(high))):
@@ -130,18 +141,19 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
     if path.is_file():
         raise wrong_option("weights", name, "is a file", _how_to_convert(path, metric), kind=WeightsError)
     if not _may_be_on_the_hub(name):
-        known = "a folder, nor a Hub id (org/name[@revision]), nor 'tiny'"
-        found = f"is neither {known}{_did_you_mean(name, metric)}"
-        raise wrong_option("weights", name, found, kind=WeightsError)
+        expected = "a folder, nor a Hub id (org/name[@revision]), nor 'tiny'"
+        problem = f"is neither {expected}{_did_you_mean(name, metric)}"
+        raise wrong_option("weights", name, problem, kind=WeightsError)
 
     def unavailable(repository: str, reason: str) -> Exception:
         tiny = setting("weights", "tiny", "pass ")
-        ways = f"To try the library without real weights, {tiny} (trained on synthetic scenes only)."
+        fix = f"To try the library without real weights, {tiny} (trained on synthetic scenes only)."
         hint = _did_you_mean(repository, metric)
-        if entry := entry_of(repository):
-            ways = f"{_elsewhere(entry)}\n{ways}"
+        entry = entry_of(repository)
+        if entry is not None:
+            fix = f"{_elsewhere(entry)}\n{fix}"
             hint = ""
-        return WeightsError(Problem("", f"weights {repository!r} could not be loaded ({reason}){hint}", ways))
+        return WeightsError(Problem("", f"weights {repository!r} could not be loaded ({reason}){hint}", fix))
 
     path = download(
         name,
@@ -155,19 +167,19 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
 
 
 def _elsewhere(entry: WeightsEntry) -> str:
-    """How listed weights come here where the Hub does not give them."""
+    """The way in which listed weights come here where the Hub does not give them."""
+    advice = setting("weights", entry.folder, "pass ")
     if entry.files:
-        name = setting("weights", entry.folder, "pass ")
-        return f"They come from their authors: run\n    capeval fetch {entry.folder}\nand {name}."
-    copied = setting("weights", entry.folder, "pass ")
-    fetched = f"hf download {entry.repository} --local-dir {entry.folder}"
-    return f"Where there is a network, download it with\n    {fetched}\ncopy the folder here, and {copied}."
+        return f"They come from their authors: run\n    capeval fetch {entry.folder}\nand {advice}."
+    command = f"hf download {entry.repository} --local-dir {entry.folder}"
+    return f"Where there is a network, download it with\n    {command}\ncopy the folder here, and {advice}."
 
 
 def _how_to_convert(file: Path, metric: str) -> str:
     """The command that makes a folder of an original file: with the flags that the catalogue's need."""
     quoted = shlex.quote(str(file))
-    if entry := entry_known_as("", file.name):
+    entry = entry_known_as("", file.name)
+    if entry is not None:
         command = f"capeval fetch {entry.folder} --from {quoted}"
         return f"convert it with `{command}` and {setting('weights', entry.folder, 'pass ')}"
     settings = {(name, value): None for entry in weights_of(metric) for name, value in entry.settings.items()}
@@ -207,33 +219,38 @@ def _did_you_mean(name: str, metric: str) -> str:
     def plain(text: str) -> str:
         return re.sub(r"patch|[^a-z0-9]", "", re.sub("(b)ase|(l)arge", r"\1\2", text.lower()))
 
-    listed = {"tiny": "tiny"}
+    names = {"tiny": "tiny"}  # of weights, by what they are called in plain letters
     for entry in weights_of(metric):
-        for known in (plain(entry.folder), plain(entry.title)):
-            listed.setdefault(known, entry.name)
-    whole, last = plain(name), plain(name.rpartition("/")[2])
-    close = [known for text in (whole, last) for known in listed if len(text) > 3 and text in known]
-    close += difflib.get_close_matches(last, listed, n=1)
-    return f": did you mean {listed[close[0]]!r}?" if close else ""
+        names.setdefault(plain(entry.folder), entry.name)
+        names.setdefault(plain(entry.title), entry.name)
+    last_part = plain(name.rpartition("/")[2])
+    close: list[str] = []
+    for text in (plain(name), last_part):
+        if len(text) > 3:
+            close += [letters for letters in names if text in letters]
+    close += difflib.get_close_matches(last_part, names, n=1)
+    return f": did you mean {names[close[0]]!r}?" if close else ""
 
 
 def read_folder(path: Path, name: str, metric: str = "", revision: str | None = None) -> WeightsFolder:
     """A folder of weights under a name, its config read and its checksum verified."""
     from_convert = "pass a folder made by `capeval convert`, or an open_clip repository"
-    theirs = (path / OPEN_CLIP_CONFIG).exists()
-    file, tensor_file = (OPEN_CLIP_CONFIG, OPEN_CLIP_TENSORS) if theirs else (CONFIG, TENSORS)
+    of_open_clip = (path / OPEN_CLIP_CONFIG).exists()
+    config_file = OPEN_CLIP_CONFIG if of_open_clip else CONFIG
+    tensor_file = OPEN_CLIP_TENSORS if of_open_clip else TENSORS
     with naming_weights(name):
-        if not (path / file).exists():
-            held = ", ".join(sorted(each.name for each in path.iterdir())[:5] if path.is_dir() else [])
-            raise WeightsError(f"{path} has no {CONFIG} (it holds {held or 'nothing'}): {from_convert}")
-        config = read_config(path / file)
-        if config.get("model_type") == "clip" and any(one.network == "clip" for one in weights_of(metric)):
-            raise WeightsError(
-                f"a CLIP in transformers' format: {_how_to_convert_clip(path, config, metric)}"
-            )
-        if not theirs and config.get("format") != 1 and config.get("model_type") != "blip-2":
-            found = f'{CONFIG} is not one of ours (it lacks "format": 1)'
-            raise WeightsError(f"{found}: {from_convert}{_did_you_mean(name, metric)}")
+        if not (path / config_file).exists():
+            content = sorted(file.name for file in path.iterdir()) if path.is_dir() else []
+            names = ", ".join(content[:5]) or "nothing"
+            raise WeightsError(f"{path} has no {CONFIG} (it holds {names}): {from_convert}")
+        config = read_config(path / config_file)
+        takes_clip = any(entry.network == "clip" for entry in weights_of(metric))
+        if config.get("model_type") == "clip" and takes_clip:
+            advice = _how_to_convert_clip(path, config, metric)
+            raise WeightsError(f"a CLIP in transformers' format: {advice}")
+        if not of_open_clip and config.get("format") != 1 and config.get("model_type") != "blip-2":
+            problem = f'{CONFIG} is not one of ours (it lacks "format": 1)'
+            raise WeightsError(f"{problem}: {from_convert}{_did_you_mean(name, metric)}")
         if not (path / tensor_file).is_file():
             raise WeightsError(f"{path} has no {tensor_file}: {_AGAIN}")
         stated = _stated_checksums(config).get(tensor_file)
@@ -326,22 +343,24 @@ def open_foreign(
     without = without and f" {without}"
 
     def unavailable(repository: str, why: str) -> Exception:
-        other = "" if repository == default else f" The default is {default}."
+        advice = "" if repository == default else f" The default is {default}."
         return WeightsError(
-            f"{what} {model!r} could not be loaded ({why}).{other} Check the id and the connection, or "
+            f"{what} {model!r} could not be loaded ({why}).{advice} Check the id and the connection, or "
             f"download it elsewhere (`hf download {repository} --local-dir FOLDER`) and pass the folder."
             f"{without}"
         )
 
-    path, commit = expanded_path(model), None
+    path = expanded_path(model)
     name = path.resolve().name
+    commit = None
     if not path.is_dir():
         if not _may_be_on_the_hub(model):
             raise WeightsError(
                 f"{what} {model!r} is neither a folder nor a Hub id (org/name[@revision]).{without}"
             )
         path = download(model, f"{what} {model!r}", list(files), lambda _: tensors, error=unavailable)
-        name, commit = model.partition("@")[0], path.name
+        name = model.partition("@")[0]
+        commit = path.name
     for patterns in required:
         if not any(file.is_file() for pattern in patterns for file in path.glob(pattern)):
             raise WeightsError(
@@ -355,19 +374,19 @@ def open_foreign_weights(
     weights: str | os.PathLike[str], what: str, model_type: str, *, default: str, without: str
 ) -> WeightsFolder:
     """The weights of a model in transformers' format of this type, or those that `capeval convert` made."""
-    given = os.fspath(weights)
-    if expanded_path(given).is_file():
-        fix = f"convert it with `capeval convert regions {given} --out FOLDER` and pass the folder"
-        raise WeightsError(f"{what} {given!r} is a file: {fix}")
+    model = os.fspath(weights)
+    if expanded_path(model).is_file():
+        fix = f"convert it with `capeval convert regions {model} --out FOLDER` and pass the folder"
+        raise WeightsError(f"{what} {model!r} is a file: {fix}")
     path, name, commit = open_foreign(
-        given, what, ["*config.json"], [[CONFIG], [TENSORS]], default=default, without=without
+        model, what, ["*config.json"], [[CONFIG], [TENSORS]], default=default, without=without
     )
     config = read_config(path / CONFIG)
     converted = config.get("format") == 1
     kind = config.get("encoder" if converted else "model_type")
     if kind != model_type:
         expected = f"expected {model_type!r}, such as {default}"
-        raise WeightsError(f"{what} {given!r} is a model of type {kind!r}, {expected}")
+        raise WeightsError(f"{what} {model!r} is a model of type {kind!r}, {expected}")
     if converted:  # its config holds the checksum, which `open_weights` checks
         return open_weights(f"{name}@{commit}" if commit else path, metric="regions", tiny="regions")
     return WeightsFolder(path, name, commit, config, path / TENSORS, file_checksum(path / TENSORS))

@@ -24,7 +24,7 @@ _BUSY = (408, 429, 500, 502, 503, 504)
 
 
 def failures() -> tuple[type[Exception], ...]:
-    """What huggingface_hub raises when a request fails, with any HTTP client, or answered by a portal."""
+    """Errors that huggingface_hub raises when a request fails, with any HTTP client or behind a portal."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return (OSError, *HfHubHTTPError.__bases__, json.JSONDecodeError, RuntimeError)
@@ -44,15 +44,26 @@ def download(
     kind: str = "model",
 ) -> Path:
     """The folder, named by its commit, of `org/name` or `org/name@revision`; it warns where it may be old.
-    what: the files in the warning. small: patterns of the files that come first; large: of the other ones, by
-    the folder of the first. error: the error for a repository and the reason. kind: of the repository."""
+
+    Args:
+        name: the repository, maybe with a revision.
+        what: the files, in the warning.
+        small: patterns of the files that come first.
+        large: patterns of the files that come then, by the folder of the first.
+        error: the error for a repository and the reason.
+        kind: of the repository, `model` or `dataset`.
+    """
     from huggingface_hub import HfApi, constants, errors, snapshot_download
 
     repository, _, revision = name.partition("@")
 
     def newest() -> str:
-        wanted, timeout = revision or constants.DEFAULT_REVISION, constants.HF_HUB_ETAG_TIMEOUT
-        about = HfApi().repo_info(repository, revision=wanted, timeout=timeout, repo_type=kind)
+        about = HfApi().repo_info(
+            repository,
+            revision=revision or constants.DEFAULT_REVISION,
+            timeout=constants.HF_HUB_ETAG_TIMEOUT,
+            repo_type=kind,
+        )
         commit = about.sha
         if not commit:
             raise OSError(f"{constants.ENDPOINT} gives no commit of {repository!r}: is it a Hub?")
@@ -85,9 +96,10 @@ def download(
                 raise failed from None
             # A commit may be shortened, as signatures show it.
             pinned = re.fullmatch(r"[0-9a-f]{7,40}", revision) and path.name.startswith(revision)
-            asked = (repository, path.name)
-            if not pinned and not isinstance(failed, errors.OfflineModeIsEnabled) and asked not in _WARNED:
-                _WARNED.add(asked)
+            expected = pinned or isinstance(failed, errors.OfflineModeIsEnabled)
+            version = (repository, path.name)
+            if not expected and version not in _WARNED:
+                _WARNED.add(version)
                 warn(
                     f"{what}: the Hub did not say which version is the newest ({reason(failed)}). Commit "
                     f"{path.name} of the local cache is used. To stay at it, pass "
@@ -96,7 +108,7 @@ def download(
             return path
         return patiently(lambda: snapshot(commit))
     except errors.HFValidationError:
-        raise error(repository, "it is no Hub id") from None
+        raise error(repository, "it is not a Hub id") from None
     except failures() as failed:
         why = f"not in the local cache; {reason(failed)}"
         if isinstance(failed, errors.GatedRepoError):
@@ -109,7 +121,7 @@ def download(
 
 
 def offline() -> bool:
-    """Whether the user wishes to work without a network."""
+    """True if the user wishes to work without a network."""
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
@@ -130,14 +142,15 @@ def patiently(call: Callable[[], T]) -> T:
 def status_of(error: BaseException | None) -> int | None:
     """The HTTP status behind an error, None where there was no answer."""
     while error is not None:
-        if (response := getattr(error, "response", None)) is not None:
+        response = getattr(error, "response", None)
+        if response is not None:
             return int(response.status_code)
         error = error.__cause__
     return None
 
 
 def reason(error: BaseException) -> str:
-    """Why a request to the Hub failed, in a few words."""
+    """The reason for which a request to the Hub failed, in a few words."""
     from huggingface_hub import constants
     from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
 
@@ -145,7 +158,8 @@ def reason(error: BaseException) -> str:
         return "HF_HUB_OFFLINE is set"
     if isinstance(error, HFValidationError):
         return str(error)
-    if (status := status_of(error)) is not None:
+    status = status_of(error)
+    if status is not None:
         return f"{constants.ENDPOINT} answers with HTTP status {status}"
     while error.__cause__ is not None:
         error = error.__cause__

@@ -1,11 +1,13 @@
 """`capeval.lock`: digests of files as they were first fetched, with which they are compared from then on.
 
 A `capeval.lock` in the current folder belongs to a project and is used there; otherwise the one in the cache.
+Digests that the catalogue states come before those of a lock, and nothing replaces them.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +19,7 @@ from filelock import FileLock
 
 from capeval_core.errors import file_error
 from capeval_core.kept import cache_home, write_whole
-from capeval_core.weights.catalogue import entry_of, part_of
+from capeval_core.weights.catalogue import WeightsEntry, entry_of, part_of
 from capeval_core.weights.folder import WeightsError, file_checksum
 
 LOCK = "capeval.lock"
@@ -34,10 +36,18 @@ class LockedFile:
     sha256: str
     date: str = ""
 
+    def __post_init__(self) -> None:
+        # Files of a lock are edited by hand and merged; a cut digest would be compared as if it were whole.
+        if not all(isinstance(value, str) for value in asdict(self).values()):
+            raise TypeError(f"{self.name!r} has a value that is not a text")
+        if not re.fullmatch("[0-9a-f]{64}", self.sha256):
+            raise ValueError(f"{self.sha256!r} of {self.name!r} is not a sha256 of 64 digits")
+
     @property
     def noted(self) -> str:
         """The first digits of the digest, and the day on which it was noted."""
-        return f"sha256 {self.sha256[:12]}..." + (f" of {self.date}" if self.date else "")
+        day = f" of {self.date}" if self.date else ""
+        return f"sha256 {self.sha256[:12]}...{day}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +71,9 @@ def lock_path() -> Path:
     return project if project.is_file() else cache_home() / LOCK
 
 
+# reading and writing
+
+
 def read_lock(path: Path) -> dict[str, LockedFile]:
     """The files of a lock by name; none where there is no lock.
 
@@ -78,80 +91,100 @@ def read_lock(path: Path) -> dict[str, LockedFile]:
     return {file.name: file for file in files}
 
 
+def noted_digests(path: Path) -> dict[str, str]:
+    """The digests of a lock by the names of files."""
+    return {file.name: file.sha256 for file in read_lock(path).values()}
+
+
 def write_lock(path: Path, files: Iterable[LockedFile]) -> None:
     """Write a lock, whole or not at all."""
     tables = []
     for file in sorted(files, key=lambda file: file.name):
-        # A text of JSON is one of TOML, too.
-        lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in asdict(file).items()]
+        lines = [f"{key} = {_quoted(value)}" for key, value in asdict(file).items()]
         tables.append("\n".join(["[[file]]", *lines]))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, "\n".join([_HEAD, "\n\n".join(tables), ""]))
 
 
-def note_files(path: Path, files: Iterable[LockedFile], forget: Iterable[str] = ()) -> None:
-    """Add files to a lock that does not have them yet, without losing what other processes add."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_name(f".{path.name}.guard")):
-        before = read_lock(path)
-        kept = {name: file for name, file in before.items() if name not in set(forget)}
-        today = f"{datetime.now(UTC):%Y-%m-%d}"
-        for file in files:
-            kept.setdefault(file.name, LockedFile(file.name, file.address, file.sha256, file.date or today))
-        if kept != before:
-            write_lock(path, kept.values())
+def _quoted(text: str) -> str:
+    """A text in TOML: as in JSON, which lets only the character of the delete key through."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def agrees(files: Mapping[str, LockedFile], known: Mapping[str, str]) -> bool:
-    """Whether files have the digests that are known of them."""
-    return all(known.get(name, file.sha256) == file.sha256 for name, file in files.items())
+# comparing
 
 
-def compare_and_note(files: Sequence[LockedFile], checks: Checks) -> None:
-    """Compare files with a lock, and note there what it does not have."""
-    noted = read_lock(checks.lock_file)
-    compare(files, {name: file.sha256 for name, file in noted.items()}, checks)
-    if checks.update or any(file.name not in noted for file in files):
-        names = [file.name for file in files]
-        note_files(checks.lock_file, files, forget=names if checks.update else ())
+def refuse_unknown(names: Iterable[str], digests: Mapping[str, str], checks: Checks) -> None:
+    """Refuse files of which no digest is known, where only known ones are wanted.
+
+    Raises:
+        WeightsError: a digest is not known.
+    """
+    missing = [name for name in names if name not in digests]
+    if checks.locked and missing:
+        problem = f"{checks.lock_file} has no digest of {', '.join(missing)}"
+        raise WeightsError(f"{problem}: fetch once without --locked, and check what is noted")
 
 
-def compare(files: Sequence[LockedFile], known: Mapping[str, str], checks: Checks) -> None:
+def compare(files: Sequence[LockedFile], stated: Mapping[str, str], checks: Checks) -> None:
     """Refuse files whose digest is not the one that is known of them.
+
+    Args:
+        files: as they were fetched.
+        stated: digests that the catalogue has, by the names of files.
+        checks: the lock, and how strict it is.
 
     Raises:
         WeightsError: another digest; or none is known, and only known ones are wanted.
     """
-    refuse_unknown([file.name for file in files], known, checks)
+    noted = noted_digests(checks.lock_file)
+    refuse_unknown([file.name for file in files], noted | dict(stated), checks)
     for file in files:
-        expected = known.get(file.name, file.sha256)
-        if expected != file.sha256 and not checks.update:
-            found = f"{file.name} from {file.address} has sha256 {file.sha256}"
-            held = f"but {expected} is known of it (the catalogue, or {checks.lock_file})"
+        problem = f"{file.name} from {file.address} has sha256 {file.sha256}"
+        if file.name in stated:
+            if file.sha256 != stated[file.name]:
+                fix = "fetch it again, or pass a copy of that very file by --from"
+                raise WeightsError(f"{problem}, but the catalogue lists {stated[file.name]}: {fix}")
+        elif file.sha256 != noted.get(file.name, file.sha256) and not checks.update:
             fix = "it changed, or is not its authors'; `capeval fetch NAME --update` takes it as it is now"
-            raise WeightsError(f"{found}, {held}: {fix}")
+            raise WeightsError(f"{problem}, but {checks.lock_file} has {noted[file.name]}: {fix}")
 
 
-def refuse_unknown(names: Sequence[str], known: Mapping[str, str], checks: Checks) -> None:
-    """Refuse files of which no digest is known, where only known ones are wanted."""
-    missing = [name for name in names if name not in known]
-    if checks.locked and missing:
-        found = f"{checks.lock_file} has no digest of {', '.join(missing)}"
-        raise WeightsError(f"{found}: fetch once without --locked, and check what is noted")
+def note_files(files: Sequence[LockedFile], checks: Checks) -> None:
+    """Note files in a lock that does not have them yet, or anew, without losing what other processes add."""
+    path = checks.lock_file
+    noted = noted_digests(path)
+    if not checks.update and all(file.name in noted for file in files):
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f".{path.name}.guard")):
+        content = read_lock(path)
+        today = f"{datetime.now(UTC):%Y-%m-%d}"
+        for file in files:
+            if checks.update or file.name not in content:
+                content[file.name] = LockedFile(file.name, file.address, file.sha256, file.date or today)
+        write_lock(path, content.values())
 
 
-def locked_repository(repository: str, commit: str | None, tensors: Path) -> LockedFile:
-    """The file of tensors of a Hub repository at a commit."""
-    address = f"{HUB}{repository}/tree/{commit}"
-    return LockedFile(f"{repository}/{tensors.name}", address, file_checksum(tensors))
+# repositories of the Hub
+
+
+def check_repository(entry: WeightsEntry, commit: str | None, tensors: Path, checks: Checks) -> LockedFile:
+    """The file of tensors of a listed repository at a commit, compared with its known digest and noted."""
+    name = f"{entry.repository}/{tensors.name}"
+    file = LockedFile(name, f"{HUB}{entry.repository}/tree/{commit}", file_checksum(tensors))
+    stated = {} if entry.sha256 is None else {name: entry.sha256}
+    compare([file], stated, checks)
+    note_files([file], checks)
+    return file
 
 
 def hold(repository: str, commit: str | None, tensors: Path) -> None:
-    """Compare a listed model of the Hub with the lock as it is opened, or note it there the first time.
+    """Compare a listed model of the Hub with what is known of it as it is opened, or note it the first time.
 
     A cache that cannot be written costs the note, nothing else.
     """
-    if commit is None or not (entry_of(repository) or part_of(repository)):
-        return
-    with suppress(OSError):
-        compare_and_note([locked_repository(repository, commit, tensors)], Checks())
+    entry = entry_of(repository) or part_of(repository)
+    if commit is not None and entry is not None:
+        with suppress(OSError):
+            check_repository(entry, commit, tensors, Checks())

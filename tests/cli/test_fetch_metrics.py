@@ -128,6 +128,10 @@ RATED = [
 ]
 
 
+PERSPECTIVES = {"desc": 1.0, "rel": 0.5, "flu": 0.25}
+"""Of long captions, and what ratings of the others are multiplied with."""
+
+
 def write_sets(folder: Path) -> dict[str, Repository]:
     """Judged sets in the columns of their repositories."""
     shown = pictures(folder / "shown")
@@ -165,14 +169,14 @@ def write_sets(folder: Path) -> dict[str, Repository]:
     judged_shard(folder / "flickr" / "crowdflower" / "test-00000-of-00001.parquet", usual)
     judged_shard(folder / "composite" / "data" / "test-00000-of-00001.parquet", usual)
     judged_shard(folder / "polaris" / "data" / "test-00000-of-00001.parquet", usual)
-    judged_shard(folder / "nebula" / "data" / "test-00000-of-00001.parquet", nebula)
-    splits = []
-    for split in ("desc", "rel", "flu"):
-        judged_shard(folder / "longcap" / "rows" / f"{split}.parquet", longcap)
-        splits.append({"split": f"dci_test.{split}", "path": f"rows/{split}.parquet"})
-    card = {"configs": [{"config_name": "default", "data_files": splits}]}
-    (folder / "longcap" / "README.md").write_text(f"---\n{json.dumps(card)}\n---\n")
-    for name in ("flickr", "composite", "polaris", "nebula"):
+    judged_shard(folder / "nebula" / "default" / "test" / "0000.parquet", nebula)
+    for split, share in PERSPECTIVES.items():
+        rows = [row | {"score": row["score"] * share} for row in longcap]
+        judged_shard(folder / "longcap" / "default" / f"dci_test.{split}" / "0000.parquet", rows)
+    files = [{"split": split, "path": f"data/{split}-*"} for split in ("train", "validation", "test")]
+    card = {"configs": [{"config_name": "default", "data_files": files}]}
+    (folder / "polaris" / "README.md").write_text(f"---\n{json.dumps(card)}\n---\n")
+    for name in ("flickr", "composite"):
         (folder / name / "README.md").write_text("# A data set\n")
     names = {
         "yuwd/Flickr8k-HumanEval": "flickr",
@@ -181,7 +185,11 @@ def write_sets(folder: Path) -> dict[str, Repository]:
         "Ka2ukiMatsuda/Nebula": "nebula",
         "Ka2ukiMatsuda/LongCap-Arena": "longcap",
     }
-    return {f"datasets/{name}": Repository.of({"main": folder / own}) for name, own in names.items()}
+    branches = dict.fromkeys(("nebula", "longcap"), "refs/convert/parquet")
+    return {
+        f"datasets/{name}": Repository.of({branches.get(own, "main"): folder / own})
+        for name, own in names.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -225,6 +233,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
         alpha, *_ = stack.enter_context(small_release("alpha-clip-vit-l-14"))
         umic_address, *_ = stack.enter_context(small_release("umic-uniter-base", {"heads": 4}))
         stack.enter_context(small_release("faster-rcnn-vg-resnet-101"))
+        stack.enter_context(small_release("SlimSAM-uniform-77"))
         vilbert, *_ = stack.enter_context(small_release("vilbert-12-in-1", VILBERT_HEADS))
         x152, _ = stack.enter_context(small_release("faster-rcnn-vg-resnext-152"))
         contents = {
@@ -343,6 +352,38 @@ SETS = {
 """Rows of each small set."""
 
 
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def written_rows(name: str, folder: Path) -> Iterator[tuple[str, str, list[str], Any]]:
+    """Picture, candidate, references and rating of a set, in the form that its help describes."""
+    if name == "flickr8k_expert":
+        references = json.loads((folder / "references.json").read_text())
+        for row in lines_of(folder / "judgements.jsonl"):
+            yield row["image"], row["candidate"], references[row["image"]], row["ratings"]
+    elif name == "flickr8k_cf":
+        references = json.loads((folder / "references.json").read_text())
+        captions = json.loads((folder / "captions.json").read_text())
+        for line in (folder / "judgements.csv").read_text().splitlines()[1:]:
+            image, number, yes, no = line.split(",")
+            yield image, captions[number], references[image], float(yes) / (float(yes) + float(no))
+    elif name == "composite":
+        references = json.loads((folder / "references.json").read_text())
+        for row in lines_of(folder / "judgements.jsonl"):
+            of_image = references[f"{row['subset']}/{row['image']}"]
+            # Of the small set, "a dog" is a candidate and the second reference of its image.
+            assert of_image["human_candidate_index"] == (1 if "a dog" in of_image["references"] else None)
+            yield row["image"], row["candidate"], of_image["references"], row["rating"]
+    elif name == "longcap_arena":
+        for split, share in PERSPECTIVES.items():
+            for row in lines_of(folder / f"test.{split}.jsonl"):
+                yield row["file_name"], row["cand"], row["refs"], row["score"] / share
+    else:
+        for row in lines_of(folder / "test.jsonl"):
+            yield row["image"], row["candidate"], row["references"], row["human_score"]
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_a_fetched_set_is_judged_without_other_arguments(name: str, network: Network, tmp_path: Path) -> None:
     before, fetched, again, judged = network.run(
@@ -358,6 +399,97 @@ def test_a_fetched_set_is_judged_without_other_arguments(name: str, network: Net
     rows = {line.split(",")[lines[0].split(",").index("rows")] for line in lines[1:]}
     left_out = 3 if name == "flickr8k_expert" else 0  # ratings of a candidate that is a reference
     assert rows == {str(SETS[name] - left_out)}
+
+    (folder,) = (tmp_path / "cache" / "sets" / name).iterdir()
+    shown = network.home / "sets" / "shown"
+    expected = []
+    for image, candidate, rating in RATED * (len(PERSPECTIVES) if name == "longcap_arena" else 1):
+        ratings = [1, 2, 4] if name == "flickr8k_expert" else rating
+        expected.append(((shown / image).read_bytes(), candidate, REFERENCES[image], ratings))
+    written = []
+    for image, *texts_and_rating in written_rows(name, folder):
+        written.append(((folder / "images" / image).read_bytes(), *texts_and_rating))
+    assert written == expected
+
+
+def test_the_line_of_the_issue_needs_no_other_argument(network: Network) -> None:
+    fetched, judged = network.run(
+        ["fetch", "pacs", "flickr8k_expert", "--accept"],
+        ["judge", "flickr8k_expert", "--metrics", "pacs,refpacs,clips"],
+    )
+    assert fetched[0] == judged[0] == 0, (fetched, judged)
+    assert all(title in judged[1] for title in ("PAC-S", "RefPAC-S", "CLIP-S"))
+
+
+def card(path: str) -> bytes:
+    """A card that says where the rows of Polaris lie."""
+    files = [{"split": "test", "path": path}]
+    return (
+        f"---\n{json.dumps({'configs': [{'config_name': 'default', 'data_files': files}]})}\n---\n".encode()
+    )
+
+
+HOSTILE: dict[str, dict[str, bytes]] = {
+    "files outside": {"README.md": card("../../../../**/*.parquet")},
+    "files of the machine": {"README.md": card("/etc/*.parquet")},
+    "a card that is broken": {"README.md": b"---\nconfigs: [a: {b\n---\n"},
+    "a card of another form": {"README.md": b"---\nconfigs: 5\n---\n"},
+    "rows that are none": {"data/test-00000-of-00001.parquet": b"PAR1 rows PAR1"},
+}
+
+
+@pytest.mark.parametrize("fault", HOSTILE)
+def test_a_set_that_somebody_else_changed(fault: str, network: Network, tmp_path: Path) -> None:
+    repository = network.hub.repositories["datasets/yuwd/Polaris"]
+    before = dict(repository.names)
+    repository.add("main", HOSTILE[fault], fault)
+    own = {"CAPEVAL_CACHE": str(tmp_path / "cache"), "HF_HOME": str(tmp_path / "hub")}
+    try:
+        (refused,) = network.run(["fetch", "polaris"], **own)
+    finally:
+        repository.names = before
+    assert refused[0] == 2 and not list((tmp_path / "cache").glob("sets/*/*"))
+    (name,) = HOSTILE[fault]
+    assert name in refused[2] and "Traceback" not in refused[2]
+
+
+def test_names_and_references_of_a_set_are_texts(network: Network, tmp_path: Path) -> None:
+    """Names of pictures lead nowhere else, and what only looks like a list is a reference."""
+    picture = (network.home / "sets" / "shown" / "a.png").read_bytes()
+    rows = []
+    for number, references in enumerate(("[unclear] a dog", "['a dog', 'two']", "[__import__('os')]")):
+        image = {"bytes": picture, "path": f"../../{number}.png"}
+        rows.append({"img": image, "cand": "a dog", "refs": references, "human_score": number / 2})
+    judged_shard(tmp_path / "rows.parquet", rows)
+    repository = network.hub.repositories["datasets/yuwd/Polaris"]
+    before = dict(repository.names)
+    shard = {"data/test-00000-of-00001.parquet": (tmp_path / "rows.parquet").read_bytes()}
+    repository.add("main", shard, "other rows")
+    own = {"CAPEVAL_CACHE": str(tmp_path / "cache"), "HF_HOME": str(tmp_path / "hub")}
+    try:
+        (fetched,) = network.run(["fetch", "polaris"], **own)
+    finally:
+        repository.names = before
+    assert fetched[0] == 0, fetched
+    (folder,) = (tmp_path / "cache" / "sets" / "polaris").iterdir()
+    assert sorted(path.name for path in (folder / "images").iterdir()) == ["0.png", "1.png", "2.png"]
+    lines = [json.loads(line) for line in (folder / "test.jsonl").read_text().splitlines()]
+    expected = [["[unclear] a dog"], ["a dog", "two"], ["[__import__('os')]"]]
+    assert [line["references"] for line in lines] == expected
+
+
+def test_what_is_published_under_our_names_is_no_default(network: Network, tmp_path: Path) -> None:
+    """The namespace of our names is not ours: only who names such a repository gets it, and sees its name."""
+    squatted = "capeval/pacs-clip-vit-b-32"
+    repository = network.hub.repositories["timm/vit_base_patch32_clip_224.openai"]
+    network.hub.repositories[squatted] = repository
+    network.hub.requests.clear()
+    line = ["score", "pacs", *user_files(network)]
+    own = {"CAPEVAL_CACHE": str(tmp_path / "cache"), "HF_HOME": str(tmp_path / "hub")}
+    refused, named = network.run(line, [*line, "--weights", squatted], **own)
+    del network.hub.repositories[squatted]
+    assert refused[0] == 2 and "capeval fetch" in refused[2]
+    assert named[0] == 0 and f"|weights:{squatted}@" in named[1]
 
 
 # checks

@@ -144,6 +144,20 @@ def status(code: int, **headers: str) -> Callable[[Any, bytes], None]:
     return lambda answer, content: answer.send(code, b"", Content_Length="0", **headers)
 
 
+def busy_for_a_second() -> Callable[[Any, bytes], None]:
+    """429 until the second is over that it asks to wait."""
+    asked: list[float] = []
+
+    def answer(self: Any, content: bytes) -> None:
+        asked.append(time.monotonic())
+        if asked[-1] - asked[0] < 1:
+            self.origin.answers.insert(0, answer)
+            return self.send(429, b"", Content_Length="0", Retry_After="1")
+        return plain(self, content)
+
+    return answer
+
+
 def page(text: str, code: int = 200) -> Callable[[Any, bytes], None]:
     body = text.encode()
     kind = {"Content_Type": "text/html; charset=utf-8", "Content_Length": str(len(body))}
@@ -195,15 +209,56 @@ def ranges_ignored(answer: Any, content: bytes) -> None:
 
 
 def wrong_offset(answer: Any, content: bytes) -> None:
-    """A part from another place than the one that was asked for."""
-    place = f"bytes 5-{len(content) - 1}/{len(content)}"
-    answer.send(
-        206, content[5:], Content_Range=place, ETag=etag_of(content), Content_Length=str(len(content) - 5)
-    )
+    """A part of the right length from another place than the one that was asked for."""
+    length = len(content) - int(answer.headers["Range"].removeprefix("bytes=").split("-")[0])
+    place = f"bytes 5-{length + 4}/{len(content)}"
+    part = content[5 : 5 + length]
+    answer.send(206, part, Content_Range=place, ETag=etag_of(content), Content_Length=str(length))
+
+
+def shorter_part(answer: Any, content: bytes) -> None:
+    """A part from the right place that ends before the file does."""
+    start = int(answer.headers["Range"].removeprefix("bytes=").split("-")[0])
+    place = f"bytes {start}-{start + 999}/{len(content)}"
+    part = content[start : start + 1000]
+    answer.send(206, part, Content_Range=place, ETag=etag_of(content), Content_Length="1000")
+
+
+def huge(answer: Any, content: bytes) -> None:
+    """The length of a file of a terabyte."""
+    answer.send(200, content[:1000], Content_Length=str(10**12))
+
+
+def weakly_named(at: int) -> Callable[[Any, bytes], None]:
+    """The beginning of a file whose ETag does not stand for its bytes."""
+
+    def answer(self: Any, content: bytes) -> None:
+        self.send(200, content[:at], ETag='W/"1"', Content_Length=str(len(content)))
+        self.close_connection = True
+
+    return answer
+
+
+def unasked_part(answer: Any, content: bytes) -> None:
+    """The beginning of the file as a part, which nobody asked for."""
+    place = f"bytes 0-999/{len(content)}"
+    answer.send(206, content[:1000], Content_Range=place, ETag=etag_of(content), Content_Length="1000")
+
+
+def part_of_another_size(answer: Any, content: bytes) -> None:
+    """A part from the right place, of a file that has another size by now."""
+    start = int(answer.headers["Range"].removeprefix("bytes=").split("-")[0])
+    place = f"bytes {start}-{start + 999}/{start + 1000}"
+    answer.send(206, bytes(1000), Content_Range=place, ETag=etag_of(content), Content_Length="1000")
+
+
+def odd_numbers(answer: Any, content: bytes) -> None:
+    """A length that is a digit to Python, and no number."""
+    answer.send(200, content, Content_Length="\xb2")
 
 
 def compressed(answer: Any, content: bytes) -> None:
-    body = gzip.compress(content, 1)
+    body = gzip.compress(content, 0)  # in the format, without the time that compression takes
     answer.send(200, body, Content_Encoding="gzip", Content_Length=str(len(body)))
 
 

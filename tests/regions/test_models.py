@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from PIL import Image
 from capeval_core.cli import main
 from tests.golden import recipe
 from tests.hub import commit
-from tests.support.seams import convert, open_regions
+from tests.support.seams import convert, open_regions, small_release
 
 CASES = Path(__file__).parents[1] / "golden" / "cases"
 SEGMENTER, DETECTOR = "Zigeng/SlimSAM-uniform-77", "google/owlv2-base-patch16-ensemble"
@@ -31,13 +32,16 @@ def cached(cache: Path, repository: str, folder: Path) -> None:
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sam_folder: Path, owlv2_folder: Path) -> Path:
+def cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sam_folder: Path, owlv2_folder: Path
+) -> Iterator[Path]:
     """A cache of the Hub with tiny models where the defaults would be."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     cached(tmp_path / "hub", SEGMENTER, sam_folder)
     cached(tmp_path / "hub", DETECTOR, owlv2_folder)
-    return tmp_path / "hub"
+    with small_release("SlimSAM-uniform-77"):
+        yield tmp_path / "hub"
 
 
 def opened(spec: str, **settings: Any) -> Any:

@@ -159,12 +159,16 @@ def convert(kind: str, path: str | PathLike[str], **settings: Any) -> Any:
 
 @contextmanager
 def small_release(folder: str, settings: Mapping[str, Any] = {}, **facts: Any) -> Iterator[Sequence[str]]:
-    """Let a listed release be a small one: of any architecture, its files of no known digest, with settings
-    that its conversion needs; `facts` are of the first file. Gives the first addresses of its files."""
-    entry = catalogue.listed(folder)
-    before = {"architecture": entry.architecture, "files": entry.files, "settings": entry.settings}
-    first, *others = (replace(file, sha256=None, size=None) for file in entry.files)
-    small: dict[str, Any] = {"architecture": None, "files": (replace(first, **facts), *others)}
+    """Let a listed release, or a model beside weights, be a small one: of any architecture, its files of no
+    known digest, with settings that its conversion needs; `facts` are of the first file. Gives the first
+    addresses of its files."""
+    entry = next(entry for entry in (*catalogue.WEIGHTS, *catalogue.PARTS) if entry.folder == folder)
+    names = ("architecture", "files", "settings", "sha256")
+    before = {name: getattr(entry, name) for name in names}
+    files = [replace(file, sha256=None, size=None) for file in entry.files]
+    if files:
+        files[0] = replace(files[0], **facts)
+    small: dict[str, Any] = {"architecture": None, "files": tuple(files), "sha256": None}
     small["settings"] = {**entry.settings, **settings}
     try:
         for name, value in small.items():
