@@ -334,7 +334,9 @@ reward_client.SERVER = "http://127.0.0.1:{port}"
 for _ in range(30):
     print(*reward_client.scores(CAPTIONS, IMAGES, tries=12), flush=True)
 infos = [{{"image": image}} for image in IMAGES]
-of_rows = [reward_client.compute_score(solution_str=text, extra_info=info) for text, info in zip(CAPTIONS, infos)]
+of_rows = [
+    reward_client.compute_score(solution_str=text, extra_info=info) for text, info in zip(CAPTIONS, infos)
+]
 print(*of_rows)
 print(*reward_client.compute_score(solution_strs=CAPTIONS, extra_infos=infos))
 print(*reward_client.reward([[{{"content": text}}] for text in CAPTIONS], image=IMAGES, prompts=[]))
