@@ -42,7 +42,8 @@ def run(arguments: list[str]) -> int:
     title = kind
     if shard[1] > 1:
         title += f" (part {flags.shard})"
-    outcome = f"{counts.made:,} generated, {counts.found:,} found, {dropped}, {len(counts.failed):,} failed"
+    positives = f"{counts.generated:,} generated, {counts.stored:,} found"
+    outcome = f"{positives}, {dropped}, {len(counts.failed):,} failed"
     summary([title, outcome], ["folder", str(flags.out)])
     if counts.truncated:
         complain(
@@ -50,7 +51,7 @@ def run(arguments: list[str]) -> int:
             "show their beginnings only"
         )
     tell_reasons(counts.failed, counts.total, "images")
-    if not counts.made and not counts.found and (counts.failed or counts.dropped):
+    if not counts.generated and not counts.stored and (counts.failed or counts.dropped):
         return 1
     print(f"train with them, their captions and images: `capeval train pacs ... --positives {flags.out}`")
     return 0

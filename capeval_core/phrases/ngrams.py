@@ -172,8 +172,10 @@ def tfidf_consensus(pools: Sequence[Sequence[str]]) -> list[Floats]:
     divides by 0.
     """
     scores: list[Floats] = []
-    tokens = [[_WORD.findall(caption.lower()) for caption in pool] for pool in pools]
-    for part in _blocks(tokens, LIMITS.consensus_words):
+    words = []
+    for pool in pools:
+        words.append([_WORD.findall(caption.lower()) for caption in pool])
+    for part in _blocks(words, LIMITS.consensus_words):
         block = TextBlock(part)
         dots = np.zeros(len(block.pool))
         squares = np.zeros(len(block.pool))

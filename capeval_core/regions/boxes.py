@@ -237,10 +237,10 @@ def _resized(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uin
     if pixels.shape[:2] == size:
         return pixels
     above, below, below_weight = _taps(pixels.shape[0], size[0])
-    left, right, right_weight = _taps(pixels.shape[1], size[1])
+    first, second, second_weight = _taps(pixels.shape[1], size[1])
     wide = pixels.astype(np.int64)
-    across = right_weight[None, :, None]
-    rows = wide[:, left] * (_WEIGHT_SUM - across) + wide[:, right] * across
+    across = second_weight[None, :, None]
+    rows = wide[:, first] * (_WEIGHT_SUM - across) + wide[:, second] * across
     rows >>= 4
     down = below_weight[:, None, None]
     total = ((rows[above] * (_WEIGHT_SUM - down)) >> 16) + ((rows[below] * down) >> 16)

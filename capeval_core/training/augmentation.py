@@ -378,8 +378,8 @@ class ImageAugmentation(Augmentation):
 class _Counts:
     """Outcomes of the sources of a run."""
 
-    made: int = 0  # positives, in this run
-    found: int = 0  # positives of earlier runs
+    generated: int = 0  # positives of this run
+    stored: int = 0  # positives of earlier runs
     dropped: Counter[str] = field(default_factory=Counter)  # by reason, in this run or before
     failed: list[str] = field(default_factory=list)  # the reasons why sources could not be read
     truncated: int = 0  # captions that are longer than the model reads
@@ -423,7 +423,7 @@ def augment(
         if sources[i].source in stored:
             reason = stored[sources[i].source]
             if reason is None:
-                counts.found += 1
+                counts.stored += 1
             else:
                 counts.dropped[reason] += 1
     software = {package: version(package) for package in (*settings.libraries, "torch")}
@@ -482,7 +482,7 @@ class _Run:
                     self.counts.dropped[self.settings.dropped] += 1
                     positive = positive._replace(dropped=self.settings.dropped)
                 else:
-                    self.counts.made += 1
+                    self.counts.generated += 1
                     positive = positive._replace(**{self.settings.kind: output})
                 positives.append(positive)
             self.store.append(table_of(positives))

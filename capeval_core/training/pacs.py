@@ -165,6 +165,10 @@ class _Pairs(NamedTuple):
     generated_images: Numbers
     generated_captions: Numbers
 
+    def select(self, rows: Any) -> _Pairs:
+        """The pairs of some rows, an array or a slice."""
+        return _Pairs(*(numbers[rows] for numbers in self))
+
 
 class _Lists:
     """A list of numbers for each of n owners: that of owner i is `values[starts[i]:starts[i + 1]]`."""
@@ -337,7 +341,7 @@ class PacsObjective(Objective):
         epoch, place = divmod(batch, len(self.data.trained) // size)
         share = size // self.world
         start = place * size + process * share
-        return self._batch(_Pairs(*(numbers[start : start + share] for numbers in self._epoch(epoch))))
+        return self._batch(self._epoch(epoch).select(slice(start, start + share)))
 
     def _batch(self, pairs: _Pairs) -> _PairBatch:
         """The inputs of pairs; where a positive is absent its source stands in, so that sizes agree."""
@@ -409,10 +413,7 @@ class PacsObjective(Objective):
         pairs = self.data.drawn(images, np.random.default_rng([training.seed, 3]))
         # Equal parts, as the loss of a last small batch would not compare with those of others.
         part_count = math.ceil(len(images) / training.batch_size)
-        parts = [
-            _Pairs(*(numbers[rows] for numbers in pairs))
-            for rows in np.array_split(np.arange(len(images)), part_count)
-        ]
+        parts = [pairs.select(rows) for rows in np.array_split(np.arange(len(images)), part_count)]
 
         @torch.no_grad()
         def loss() -> float:

@@ -122,8 +122,8 @@ class VilbertObjective(RegionObjective):
         groups, images = self.groups(number)
         # The positive, captions of other images, and the foils; without UMIC's changed captions in between.
         size = len(groups[0].kinds)
-        others = 2 + self.training.random_negatives
-        places = [*range(others), *range(size - self.training.foils, size)]
+        unchanged = 2 + self.training.random_negatives  # with the hard one
+        places = [*range(unchanged), *range(size - self.training.foils, size)]
         captions: list[str] = []
         kinds: list[str] = []
         for group in groups:
