@@ -62,8 +62,8 @@ def damage(*index: str) -> Iterator[None]:
     except ImageError:
         raise
     except Exception as error:  # numpy, zipfile, LMDB and others raise what they like
-        found = f"is of another form, or damaged ({images.short_reason(error)})"
-        raise refused(found, "write or download it again", index=index) from None
+        problem = f"is of another form, or damaged ({images.short_reason(error)})"
+        raise refused(problem, "write or download it again", index=index) from None
 
 
 def npz_arrays(file: str | bytes, members: Collection[str] = NAMES) -> dict[str, NDArray[Any]]:
@@ -570,18 +570,17 @@ def _opened(data: Path) -> Iterator[tuple[Any, Any]]:
         except lmdb.Error as error:
             raise file_error(data, f"is no LMDB, or cut off ({error})", _AGAIN) from None
         with environment, environment.begin() as transaction:
-            size, needed = (
-                data.stat().st_size,
-                (environment.info()["last_pgno"] + 1) * environment.stat()["psize"],
-            )
-            if size < needed:
-                raise file_error(data, f"is cut off: it has {size:,} of {needed:,} bytes", _AGAIN)
+            size = data.stat().st_size
+            stated_size = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+            if size < stated_size:
+                raise file_error(data, f"is cut off: it has {size:,} of {stated_size:,} bytes", _AGAIN)
             yield environment, transaction
 
 
 def _read_counts(folder: Path) -> tuple[str, dict[str, int] | int]:
     """The rule in a database's name, and the boxes per image: all the same, or by key in a file beside it."""
-    if fixed := re.fullmatch(r"feat_numbb([1-9][0-9]{0,3})(_compressed)?", folder.name):
+    fixed = re.fullmatch(r"feat_numbb([1-9][0-9]{0,3})(_compressed)?", folder.name)
+    if fixed:
         return f"first {fixed[1]}", int(fixed[1])
     counted = re.fullmatch(r"feat_(th.+?)(_compressed)?", folder.name)
     rule = counted[1] if counted else _RULE
@@ -598,7 +597,7 @@ def _read_counts(folder: Path) -> tuple[str, dict[str, int] | int]:
 
 
 def _unpacked(data: bytes) -> dict[str, NDArray[Any]]:
-    """The arrays of a map in msgpack; what is no array of numbers is not looked into."""
+    """The arrays of a map in msgpack; other entries are not looked into."""
     import lz4.frame
     import msgpack.fallback
 
@@ -608,7 +607,8 @@ def _unpacked(data: bytes) -> dict[str, NDArray[Any]]:
     content = msgpack.fallback.unpackb(data, raw=True)
     arrays = {}
     for name in NAMES:
-        if (packed := content.get(name.encode())) is not None:
+        packed = content.get(name.encode())
+        if packed is not None:
             with damage(name):
                 dtype = np.dtype(packed[b"type"].decode())
                 arrays[name] = np.frombuffer(packed[b"data"], dtype).reshape(packed[b"shape"])
@@ -633,19 +633,24 @@ class _Lines(BoxFeatureStore):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         with path.open("rb") as file:
-            first = [cell.strip() for cell in file.readline().decode(errors="replace").split("\t")]
-        forms = [form for form in (_BOTTOM_UP, _LXMERT) if len(form) == len(first)]
-        if not forms or (first[0] == forms[0][0] and first != [*forms[0]]):  # as height before width
-            columns = f"has {len(first)} columns, {', '.join(first)[:200]!a}"
-            wrong = columns if any(first) else "is empty"
+            cells = [cell.strip() for cell in file.readline().decode(errors="replace").split("\t")]
+        forms = [form for form in (_BOTTOM_UP, _LXMERT) if len(form) == len(cells)]
+        # A header in another order, as with the height before the width, is refused.
+        if not forms or (cells[0] == forms[0][0] and cells != [*forms[0]]):
+            problem = "is empty"
+            if any(cells):
+                problem = f"has {len(cells)} columns, {', '.join(cells)[:200]!a}"
             expected = f"expected {' or '.join(map(', '.join, (_BOTTOM_UP, _LXMERT)))}, separated by tabs"
-            raise file_error(path, wrong, expected)
+            raise file_error(path, problem, expected)
         self.columns = forms[0]
 
     def state(self) -> Iterable[object]:
         with self.path.open("rb") as file:
             size = file.seek(0, SEEK_END)
-            return size, *[file.seek(start) or file.read(_SAMPLE) for start in (0, max(0, size - _SAMPLE))]
+            file.seek(0)
+            begin = file.read(_SAMPLE)
+            file.seek(max(0, size - _SAMPLE))
+            return size, begin, file.read(_SAMPLE)
 
     @cached_property
     def entries(self) -> Mapping[str, tuple[int, int]]:
@@ -672,7 +677,7 @@ class _Lines(BoxFeatureStore):
 
 @lru_cache(maxsize=4)
 def _lines_of(path: Path, header: str, size: int, time: int) -> Mapping[str, tuple[int, int]]:
-    """By id, where its line begins, and its length; kept while the file is the same: it has gigabytes."""
+    """The begin and length of the line of each id; kept while the file is the same: it has gigabytes."""
     lines: dict[str, tuple[int, int]] = {}
     offset = 0
     with path.open("rb", buffering=1 << 20) as file:
@@ -680,9 +685,10 @@ def _lines_of(path: Path, header: str, size: int, time: int) -> Mapping[str, tup
             image_id = line.split(b"\t", 1)[0].strip().decode(errors="replace")
             if line.strip(b"\r\n") and (number, image_id) != (1, header):
                 if not image_id or "\ufffd" in image_id or image_id in lines:
-                    wrong = f"line {number} is not a line of an image"
-                    wrong = f"the id {image_id[:200]!r} comes twice" if image_id in lines else wrong
-                    raise file_error(path, wrong, "expected one line per image, which begins with its id")
+                    problem = f"line {number} is not a line of an image"
+                    if image_id in lines:
+                        problem = f"the id {image_id[:200]!r} comes twice"
+                    raise file_error(path, problem, "expected one line per image, which begins with its id")
                 lines[image_id] = offset, len(line)
             offset += len(line)
     return lines

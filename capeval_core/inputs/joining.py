@@ -217,8 +217,8 @@ class Folder:
         for image_id, entries in matches.items():
             parts = parts_of(names_of_ids[image_id])
             if not entries and self.is_elsewhere(parts):
-                other = f"{image_id!r} is in the folder {parts.folders[-1]!r}: pass that one"
-                fix = f"{other}; if this one holds the same images, write ids without a folder"
+                place = f"{image_id!r} is in the folder {parts.folders[-1]!r}"
+                fix = f"{place}: pass that one; if this one holds the same images, write ids without a folder"
                 break
         matched = only_matches(self.path, matches, lacking, problems, fix)
         refuse_names(self.path, matched.values(), problems)

@@ -238,7 +238,7 @@ def _single(source: TextSource, content: object, depth: int) -> Records | None:
 
 
 def _list(source: TextSource, content: object, depth: int) -> Records | None:
-    """A list of objects, of pairs of id and caption, or of texts in the order of another file."""
+    """A list of objects, also `{image id: caption}`, of pairs, or of texts in the order of another file."""
     if not isinstance(content, list) or not content:
         return None
     if any(isinstance(row, dict) for row in content):

@@ -82,7 +82,8 @@ OPENERS: Sequence[_Opener] = (
         open_text,
         "CSV, TSV",
         "a header, and cells between commas, tabs, semicolons or `|`; two columns with tabs also without a "
-        "header; Flickr's `42.jpg#0<tab>caption`; one caption a line, if references are lines too",
+        "header; Flickr's `42.jpg#0<tab>caption`; one caption a line, below the name of the column or not, "
+        "if references are lines too",
     ),
 )
 """The readers of bytes, in the order in which they are tried."""

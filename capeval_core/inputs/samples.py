@@ -200,8 +200,8 @@ class _Texts:
     empty: str
     problems: Problems
 
-    def note(self, index: Index, found: str, fix: str = "", kind: Kind = ValueError) -> None:
-        self.problems.add(Problem(at(self.argument, index), f"is {found}", fix, kind))
+    def note(self, index: Index, description: str, fix: str = "", kind: Kind = ValueError) -> None:
+        self.problems.add(Problem(at(self.argument, index), f"is {description}", fix, kind))
 
     def rows(self, value: object, of: str) -> list[Any] | None:
         """The rows of the argument, or None where there are none."""

@@ -54,8 +54,8 @@ class Sampling:
             expected = f"expected an integer from 1 to {LIMITS.frames:,}"
             raise wrong_option("max_frames", self.max_frames, "", expected)
         if self.fps is not None and self.max_frames is not None:
-            found = f"is given together with fps={self.fps:g}"
-            raise wrong_option("max_frames", self.max_frames, found, "leave one of the two out")
+            problem = f"is given together with fps={self.fps:g}"
+            raise wrong_option("max_frames", self.max_frames, problem, "leave one of the two out")
 
     def __str__(self) -> str:
         if self.fps is not None:
@@ -104,9 +104,9 @@ class Frames(Source["Frames"]):
     def read(self, where: str = "video", sampling: Sampling = EVERY) -> Reading:
         """One pass over the frames that are used."""
         if sampling.fps is not None and not self.timed:
-            found = f"{self.name} does not say when frames are shown, which fps needs"
+            problem = f"{self.name} does not say when frames are shown, which fps needs"
             fix = "pass a video file, or take max_frames, or choose the frames yourself"
-            raise ImageError(Problem(where, found, fix))
+            raise ImageError(Problem(where, problem, fix))
         return Reading(where, self, sampling)
 
     def __iter__(self) -> Iterator[Image.Image]:
@@ -257,8 +257,9 @@ def video_source(value: Any) -> Frames:
         raise refused(f"the frames have shape {shape}", fix + of_one_frame)
     frames = list(value) if shape is not None and is_array else imaging.as_list(value)
     if not frames:
-        found = f"is {described(value)}" if frames is None else "is a video without frames"
-        raise refused(found, f"expected {_ACCEPTED}", kind=TypeError if frames is None else ImageError)
+        if frames is None:
+            raise refused(f"is {described(value)}", f"expected {_ACCEPTED}", kind=TypeError)
+        raise refused("is a video without frames", f"expected {_ACCEPTED}")
     sources = []
     for i, frame in enumerate(frames):
         with within("", i):
