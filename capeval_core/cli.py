@@ -13,13 +13,15 @@ from capeval_core.commands.terminal import INTERRUPTED, complain, first_named, h
 from capeval_core.errors import Note, naming
 
 COMMANDS: dict[str, str] = help_texts()["commands"]
-NO_SCORE, BAD_INPUT, PIPE_CLOSED = 1, 2, 141
+NO_SCORE = 1
+BAD_INPUT = 2
+PIPE_CLOSED = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, by default of the process's own arguments, and return the exit status.
 
-    0 done, 1 no score came out (every image failed, or memory ran out), 2 wrong input, 130 interrupted, 141
+    0 done, 1 there is no score (every image failed, or memory ran out), 2 wrong input, 130 interrupted, 141
     the reader of the output went away.
     """
     for stream in (sys.stdout, sys.stderr):
@@ -58,11 +60,12 @@ def _show(message: Warning | str, category: type[Warning]) -> None:
 
 def _run(arguments: list[str]) -> int:
     try:
-        name, rest = first_named(arguments or ["--help"], "", COMMANDS)
-        slow = (rest or name == "demo") and name != "list" and not {"-h", "--help"} & set(rest)
-        if slow and sys.stderr.isatty():
+        name, arguments_of_command = first_named(arguments or ["--help"], "", COMMANDS)
+        asks_help = bool({"-h", "--help"} & set(arguments_of_command))
+        opens_models = name == "demo" or (bool(arguments_of_command) and name != "list")
+        if opens_models and not asks_help and sys.stderr.isatty():
             complain("loading ...")  # imports may take seconds
-        status: int = import_module(f"capeval_core.commands.{name}").run(rest)
+        status: int = import_module(f"capeval_core.commands.{name}").run(arguments_of_command)
         return status
     except SystemExit as stop:  # argparse's own way out: help, version, wrong arguments
         return int(stop.code or 0) if arguments else BAD_INPUT

@@ -283,6 +283,14 @@ class CaptionMetric(ABC):
         architecture = network(self.network).read_config(self.folder).get("architecture", {})
         return int(architecture.get("text", {}).get("context_length", 0))
 
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the weights; statistics of a corpus need no more than that."""
+        if self.network is None or "encoder" in vars(self):
+            return self.encoder.tokenizer
+        opened: Any = network(self.network)
+        return opened.tokenizer_of(opened.read_config(self.folder))
+
     def prepare(self, texts: Sequence[Any]) -> CorpusStatistics | None:
         """Statistics that encoding needs, from the documents that `corpus` gives; None: no need."""
         return None
@@ -353,10 +361,6 @@ class CaptionMetric(ABC):
         if rows is not None:
             self.check_options(metric.options)
         samples = self.check_input(metric.options, captions, visuals, references, progress=progress)
-        if self.network is not None:
-            from capeval_core.models.device import warn_of_slow  # brings torch
-
-            warn_of_slow(self.options.device, self.options.dtype)
         metric = prepared(metric, samples)  # combines, too: its signature names the corpus
         table = metric.encode_all(samples, progress=progress)
         result = metric.combine(table, samples=samples)

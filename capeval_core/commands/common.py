@@ -1,4 +1,4 @@
-"""What commands share: the metrics that are named and their options, names of rows, files."""
+"""Parts of all commands: the metrics that are named and their options, names of rows, files."""
 
 from __future__ import annotations
 
@@ -27,22 +27,28 @@ from capeval_core.registry import media_of, metric_class
 from capeval_core.reports.html import check_report
 from capeval_core.result import json_text
 
-_SHOWN = 20  # lines of a list
+_MOST_LINES = 20  # of a list
 
 # the metrics that a command line names
 
 
 def options_of(
-    metric: type[CaptionMetric], keywords: Mapping[str, Any], given: Any = (), metrics: Sequence[str] = ()
+    metric: type[CaptionMetric],
+    keywords: Mapping[str, Any],
+    settings: Sequence[tuple[str, str, Any]] = (),
+    metrics: Sequence[str] = (),
 ) -> Any:
     """The checked options of one of several metrics, by keywords and (metric, option, value) of `--set`."""
     if metrics.count(metric.name) > 1:
         raise ValueError(f"{metric.name} comes twice: name each metric once")
-    for name in (name for name, *_ in given if name not in metrics):
-        raise ValueError(f"--set {name}: {name!r} is not among the metrics{did_you_mean(name, metrics)}")
-    own = {option: value for name, option, value in given if name == metric.name}
-    with naming({name: f"--set {metric.name}.{name}=" for name in own}):
-        options = metric.Options.of(metric.name, {**keywords, **own})
+    by_set: dict[str, Any] = {}
+    for name, option, value in settings:
+        if name not in metrics:
+            raise ValueError(f"--set {name}: {name!r} is not among the metrics{did_you_mean(name, metrics)}")
+        if name == metric.name:
+            by_set[option] = value
+    with naming({option: f"--set {metric.name}.{option}=" for option in by_set}):
+        options = metric.Options.of(metric.name, {**keywords, **by_set})
         metric.check_options(options)
     return options
 
@@ -58,28 +64,33 @@ def example_of(metric: type[CaptionMetric], weights: Path) -> str:
     files = f"--candidates captions.json --images images --weights {shlex.quote(str(weights))}"
     if issubclass(metric, Reranker):
         return f"capeval rerank {files} --out best.csv"
-    return f"capeval score {metric.name} {files}{' --references references.json' * metric.needs_references}"
+    if metric.needs_references:
+        files += " --references references.json"
+    return f"capeval score {metric.name} {files}"
 
 
 def read_metrics(
-    command: str, names: Sequence[str], rest: Sequence[str]
+    command: str, names: Sequence[str], arguments: Sequence[str]
 ) -> tuple[list[type[CaptionMetric]], list[str]]:
-    """The metrics of these names for the medium of `--media`, and the other arguments."""
+    """The metrics of these names for the medium of `--media`, and the arguments without it."""
     for name in names:
         metric_class(name)
     parser = Parser(f"{command} {','.join(names)}", add_help=False)
     flag(parser, "--media NAME", "")
-    flags, others = parser.parse_known_args(rest)
+    flags, arguments_left = parser.parse_known_args(arguments)
     # A metric on texts alone fits captions of any medium.
     media = [flags.media if len(names) == 1 or media_of(name) else None for name in names]
-    return list(map(metric_class, names, media)), others
+    return list(map(metric_class, names, media)), arguments_left
 
 
 def media_words(metrics: Sequence[type[CaptionMetric]]) -> dict[str, str]:
     """The choices and the help of `--media`; no help where none of the metrics is about several."""
-    media = next((media for metric in metrics if len(media := media_of(metric.name)) > 1), ())
-    text = f"what captions are about (default: {media[0]})" if media else ""
-    return {"kinds": f"{{{','.join(media)}}}", "media": text}
+    for metric in metrics:
+        media = media_of(metric.name)
+        if len(media) > 1:
+            text = f"what captions are about (default: {media[0]})"
+            return {"kinds": f"{{{','.join(media)}}}", "media": text}
+    return {"kinds": "{}", "media": ""}
 
 
 def command_of(metric: type[CaptionMetric]) -> str:
@@ -92,23 +103,30 @@ def command_of(metric: type[CaptionMetric]) -> str:
 
 def naming_rows(ids: Sequence[str], systems: Sequence[str] = ()) -> AbstractContextManager[None]:
     """Call rows of files by the id of their image, and by their system where there are several."""
-    pairs = list(zip(systems or [""] * len(ids), ids, strict=True))
+    if not systems:
+        systems = [""] * len(ids)
     counts: Counter[tuple[str, str]] = Counter()
-    numbers = [counts.update([pair]) or counts[pair] for pair in pairs]
+    numbers = []  # of each caption among those of its image, from 1
+    for owner in zip(systems, ids, strict=True):
+        counts[owner] += 1
+        numbers.append(counts[owner])
 
     def row(argument: str, path: Sequence[int | str]) -> str:
         position, *inner = path
         if not isinstance(position, int) or position >= len(ids):
             return place(argument, path)
-        system, image_id = pairs[position]
+        system = systems[position]
+        image_id = ids[position]
         if argument in ARGUMENTS:
             visual = f"{medium_of(argument)} of {image_id!r}"
             # Of boxes with one of the arrays of features.
             return f"{visual}: {place(str(inner[0]), inner[1:])}" if inner else visual
-        number = int(inner[0]) + 1 if inner else 0
-        if argument == "captions" and not inner and counts[system, image_id] > 1:
-            number = numbers[position]
-        text = f"{medium_of(argument)}{f' {number}' if number else ''} of {image_id!r}"
+        number = ""
+        if inner:
+            number = f" {int(inner[0]) + 1}"
+        elif argument == "captions" and counts[system, image_id] > 1:
+            number = f" {numbers[position]}"
+        text = f"{medium_of(argument)}{number} of {image_id!r}"
         return f"{text} in {system!r}" if system else text
 
     return naming(row=row)
@@ -132,18 +150,22 @@ def tell_notes(collections: Iterable[Joined]) -> None:
 
 def read_named(flags: Any, metric: Any, options: dict[str, Any]) -> tuple[Joined, dict[str, Any]]:
     """The files that a metric needs, as flags name them, and the options that flags set."""
-    given = {name: getattr(flags, name, None) for name in ("weights", "regions")}
-    chosen = {name: value for name, value in given.items() if value is not None}
-    checked = metric.Options.of(metric.name, {**options, **chosen})
+    options_of_flags = {}
+    for name in ("weights", "regions"):
+        value = getattr(flags, name, None)
+        if value is not None:
+            options_of_flags[name] = value
+    checked = metric.Options.of(metric.name, {**options, **options_of_flags})
     medium = (metric.media or ("image",))[0]
-    looks = metric.media and not checked.images_are_ids
-    if looks and flags.visuals is None:
+    needs_visuals = metric.media and not checked.images_are_ids
+    if needs_visuals and flags.visuals is None:
         raise ValueError(f"{metric.name} looks at {medium}s: name their folder by --images or --videos")
     if metric.needs_references and flags.references is None:
         raise ValueError(f"{metric.name} needs references: name their file by --references")
-    file = read_files(flags, flags.visuals if looks else None, flags.candidates, medium=medium)
+    visuals = flags.visuals if needs_visuals else None
+    file = read_files(flags, visuals, flags.candidates, medium=medium)
     tell_notes([file])
-    return file, chosen
+    return file, options_of_flags
 
 
 def check_folder(out: Path, ours: Collection[str] = (), what: str = "", *, flag: str = "--out") -> set[str]:
@@ -155,8 +177,9 @@ def check_folder(out: Path, ours: Collection[str] = (), what: str = "", *, flag:
     except OSError as error:
         raise OSError(f"{flag} {out} cannot be written ({error.strerror or error})") from error
     names = {path.name for path in out.glob("[!.]*")}  # less unfinished files
-    if what and (others := sorted(names.difference(ours))):
-        raise file_error(out, f"holds more than {what} ({others[0]}): choose another folder for {flag}")
+    foreign = sorted(names.difference(ours))
+    if what and foreign:
+        raise file_error(out, f"holds more than {what} ({foreign[0]}): choose another folder for {flag}")
     return names
 
 
@@ -196,24 +219,30 @@ def in_turn(*steps: Callable[[], object]) -> None:
 
 def tell_without_caption(folder: Path, images: Iterable[Path], medium: str = "image") -> None:
     """Say which images of a folder no file has a caption of."""
-    there = {name for name in names_below(folder, medium) if bare(name, medium) != name}
+    files = {name for name in names_below(folder, medium) if bare(name, medium) != name}
     used = {Path(image).relative_to(folder).as_posix() for image in images}
-    without = sorted(bare(name, medium) for name in there - used)
+    without = sorted(bare(name, medium) for name in files - used)
     if without:
-        count = f"{len(without):,} of {len(there):,} {medium}s of the folder"
+        count = f"{len(without):,} of {len(files):,} {medium}s of the folder"
         note(f"{count} have no caption ({some_of(without)})")
 
 
 def tell_reasons(reasons: Sequence[str], total: int, items: str) -> None:
     """Say why so many of all items failed, the first reasons of all, each once."""
     counts = Counter(reasons)
-    lines = [f"{reason}{f' ({n:,} {items})' if n > 1 else ''}" for reason, n in counts.items()]
+    lines = []
+    for reason, number in counts.items():
+        lines.append(f"{reason} ({number:,} {items})" if number > 1 else reason)
     tell_first(f"{len(reasons):,} of {total:,} {items} failed:", lines, "more reasons")
 
 
 def tell_first(title: str, lines: Sequence[str], more: str = "more") -> None:
     """Say what is wrong in a list under a title, as far as anyone reads it; without lines nothing."""
-    if lines:
-        rest = [f"and {len(lines) - _SHOWN:,} {more}"] * (len(lines) > _SHOWN)
-        shown = [line.replace("\n", "\n  ") for line in lines[:_SHOWN]]
-        complain("\n  ".join([title, *shown, *rest]))
+    if not lines:
+        return
+    listed = [title]
+    for line in lines[:_MOST_LINES]:
+        listed.append(line.replace("\n", "\n  "))
+    if len(lines) > _MOST_LINES:
+        listed.append(f"and {len(lines) - _MOST_LINES:,} {more}")
+    complain("\n  ".join(listed))

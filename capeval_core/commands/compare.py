@@ -1,4 +1,4 @@
-"""`capeval compare`: is one system better, or is it chance? And what commands share that compare systems."""
+"""`capeval compare`: is one system better, or is it chance? And the parts of all commands that compare."""
 
 from __future__ import annotations
 
@@ -39,27 +39,43 @@ def run(arguments: list[str]) -> int:
     baseline = baseline_of(flags.baseline, names, flags.files if len(flags.files) == len(names) else ())
     for system in systems[1:]:
         if system.cells.keys() != systems[0].cells.keys():
-            mine, others = (", ".join(one.cells) for one in (system, systems[0]))
-            fault = f"{system.name} was scored by {mine} and {names[0]} by {others}"
-            raise ValueError(f"{fault}: score both by the same metrics")
+            metrics = ", ".join(system.cells)
+            first_metrics = ", ".join(systems[0].cells)
+            problem = f"{system.name} was scored by {metrics} and {names[0]} by {first_metrics}"
+            raise ValueError(f"{problem}: score both by the same metrics")
     if flags.visuals is not None:
-        visual = next(iter(systems[0].cells.values())).result.visual
-        problems, there = Problems(), Folder(flags.visuals, visual)
-        ids = dict.fromkeys(image_id for system in systems for image_id in system.ids)
-        paths = there.match({image_id: image_id for image_id in ids}, problems)
-        problems.raise_if_any()
-        systems = [replace(own, images=[paths[one] for one in own.ids]) for own in systems]
+        systems = _with_visuals(systems, flags.visuals)
     compared = compare_systems(systems, baseline, one_run=len(flags.files) == 1, flags=flags)
     print(show(compared, flags.format))
-    plain = flags.format is None and flags.digits is None and not flags.times_100
-    for column in compared.columns if len(systems) == 2 and plain else ():
-        base, other = sorted(systems, key=lambda system: system.name != baseline)
-        result, of_base = (system.cells[column.name].result for system in (other, base))
-        with suppress(ValueError):  # the table says why there is none
-            test = result.compare_within_run(of_base, level=_LEVEL)
-            print(f"{column.title}, {other.name} minus {base.name}: {test}")
+    if len(systems) == 2 and flags.format is None and flags.digits is None and not flags.times_100:
+        _print_tests(compared, baseline)
     write_page(flags, compared, ["compare", *arguments])
     return 0
+
+
+def _with_visuals(systems: Sequence[System], folder: Path) -> list[System]:
+    """The systems with the files of their images, for the page."""
+    visual = next(iter(systems[0].cells.values())).result.visual
+    problems = Problems()
+    ids = {image_id: image_id for system in systems for image_id in system.ids}
+    paths = Folder(folder, visual).match(ids, problems)
+    problems.raise_if_any()
+    with_images = []
+    for system in systems:
+        with_images.append(replace(system, images=[paths[image_id] for image_id in system.ids]))
+    return with_images
+
+
+def _print_tests(compared: Systems, baseline: str | None) -> None:
+    """Print the test of two systems by each metric, in a sentence."""
+    first, second = compared.systems
+    # The difference is a system's mean less the baseline's, as in the table.
+    base, system = (second, first) if second.name == baseline else (first, second)
+    for column in compared.columns:
+        result = system.cells[column.name].result
+        with suppress(ValueError):  # the table says why there is none
+            test = result.compare_within_run(base.cells[column.name].result, level=_LEVEL)
+            print(f"{column.title}, {system.name} minus {base.name}: {test}")
 
 
 def _read(files: Sequence[Path]) -> list[System]:
@@ -68,9 +84,10 @@ def _read(files: Sequence[Path]) -> list[System]:
     names = [files[0].stem, f"{files[0].stem} (again)"] if again else names_of_files("FILE", files)
     for name, path in zip(names, files, strict=True):
         for system in _systems_in(path):
-            taken = system.name in [other.name for other in systems]
-            own = f"{name}/{system.name}" if taken else system.name
-            systems.append(replace(system, name=own if system.name else name))
+            name_in_file = system.name or name
+            if system.name and system.name in [earlier.name for earlier in systems]:
+                name_in_file = f"{name}/{system.name}"
+            systems.append(replace(system, name=name_in_file))
     return systems
 
 
@@ -80,47 +97,55 @@ def _systems_in(path: Path) -> list[System]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         several = isinstance(content, Mapping) and "systems" in content
-        for one in content["systems"] if several else [content]:
-            results = [Result.from_dict(result) for result in (one["results"] if several else [content])]
+        for entry in content["systems"] if several else [content]:
+            results = [Result.from_dict(result) for result in (entry["results"] if several else [entry])]
             empty = [""] * len(results[0].scores)
-            ids, captions = ([str(text) for text in one.get(key) or empty] for key in ("ids", "captions"))
+            ids = [str(image_id) for image_id in entry.get("ids") or empty]
+            captions = [str(caption) for caption in entry.get("captions") or empty]
             cells = {result.metric: cell_of(result) for result in results}
-            systems.append(System(str(one["system"]) if several else "", ids, captions, cells))
+            name = str(entry["system"]) if several else ""
+            systems.append(System(name, ids, captions, cells))
         if not systems:
             raise ValueError("it has no system")
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
-        fault = f"is not a file of `capeval score --json`, or is damaged ({reason})"
-        raise ValueError(f"{path} {fault}") from error
+        problem = f"is not a file of `capeval score --json`, or is damaged ({reason})"
+        raise ValueError(f"{path} {problem}") from error
     return systems
 
 
-# what commands share that compare systems
+# for all commands that compare systems
 
 
 def names_of_files(flag: str, paths: Sequence[str | Path]) -> list[str]:
     """The names of systems by their files: without folders and extension, where these tell them apart."""
+    # Links are followed: one file under two names would be compared with itself.
     files = [path if str(path) == "-" else Path(os.path.realpath(path)) for path in map(Path, paths)]
+    stems = []
     for place, path in enumerate(files):
         if path in files[:place]:
             raise ValueError(f"{flag} {paths[place]} comes twice: name each system once")
-    stems = [Path(path.stem).stem if path.suffix == ".gz" else path.stem for path in files]
-    names = ["stdin" if stem == "-" else stem for stem in stems]
-    names = [str(path) if names.count(name) > 1 else name for name, path in zip(names, paths, strict=True)]
-    return names if len(set(names)) == len(names) else [str(path) for path in paths]
+        stem = Path(path.stem).stem if path.suffix == ".gz" else path.stem
+        stems.append("stdin" if stem == "-" else stem)
+    names = []
+    for stem, given_path in zip(stems, paths, strict=True):
+        names.append(str(given_path) if stems.count(stem) > 1 else stem)
+    return names if len(set(names)) == len(names) else list(map(str, paths))
 
 
-def baseline_of(given: str | None, names: Sequence[str], paths: Sequence[str | Path]) -> str | None:
+def baseline_of(name: str | None, names: Sequence[str], paths: Sequence[str | Path]) -> str | None:
     """The system that `--baseline` names, by its name or its file; else the first, None if it is alone."""
-    if given is None:
+    if name is None:
         return names[0] if len(names) > 1 else None
     if len(names) == 1:
-        raise ValueError(f"--baseline {given}: there is one system only, name several")
-    known = dict(zip(map(str, paths), names, strict=False)) | {name: name for name in names}
-    if given not in known:
-        hint = did_you_mean(given, names)
-        raise ValueError(f"--baseline {given}: there is no such system{hint} (there are {', '.join(names)})")
-    return known[given]
+        raise ValueError(f"--baseline {name}: there is one system only, name several")
+    if name in names:  # before files, since a system may be called as another one's file
+        return name
+    name_of_file = dict(zip(map(str, paths), names, strict=False))
+    if name not in name_of_file:
+        hint = did_you_mean(name, names)
+        raise ValueError(f"--baseline {name}: there is no such system{hint} (there are {', '.join(names)})")
+    return name_of_file[name]
 
 
 def write_page(flags: argparse.Namespace, systems: Systems, command: Sequence[str]) -> None:
@@ -147,29 +172,31 @@ def compare_systems(
     """The table of systems by metrics; Holm's correction is over the systems that one metric tests."""
     base = next((system for system in systems if system.name == baseline), systems[0])
     cells = {system.name: dict(system.cells) for system in systems}
-    caught = ValueError if one_run else NoTestError  # others refuse results of other settings
-    for metric, of_base in base.cells.items():
+    for metric in base.cells:
         tests: dict[str, Comparison] = {}
-        for own in (system for system in systems if system is not base):
-            result = own.cells[metric].result
-            try:
-                test = result.compare_within_run if one_run else result.compare
-                tests[own.name] = test(of_base.result, level=_LEVEL)
-            except caught as error:
-                reason = str(error)
-                if left_out := getattr(error, "left_out", 0):
-                    have = "has" if left_out == 1 else "have"
-                    alone = f"{counted(left_out, result.visual)} {have} a score in only one"
-                    reason += f"; {alone}, so that the means are of different {result.visual}s"
-                cells[own.name][metric] = replace(own.cells[metric], no_test=reason)
+        for system in systems:
+            if system is not base:  # the first is shown without a test
+                test = _test(system.cells[metric].result, base.cells[metric].result, one_run=one_run)
+                if isinstance(test, Comparison):
+                    tests[system.name] = test
+                else:
+                    cells[system.name][metric] = replace(system.cells[metric], no_test=test)
+        # Each metric asks its own question; the systems that it tests share the risk of a chance result.
         adjusted = holm([test.p_value for test in tests.values()])
         for (name, test), p_value in zip(tests.items(), adjusted, strict=True):
-            low, high = (test.interval.low, test.interval.high)
-            tested = {"difference": test.difference, "low": low, "high": high, "p_value": test.p_value}
-            tested |= {"adjusted": p_value, "significant": p_value < 1 - _LEVEL}
-            tested |= {"count": test.images, "left_out": test.left_out}
-            cells[name][metric] = replace(cells[name][metric], test=tested, comparison=test)
-    results, others = [cell.result for cell in base.cells.values()], len(systems) - 1
+            content = {
+                "difference": test.difference,
+                "low": test.interval.low,
+                "high": test.interval.high,
+                "p_value": test.p_value,
+                "adjusted": p_value,
+                "significant": p_value < 1 - _LEVEL,
+                "count": test.images,
+                "left_out": test.left_out,
+            }
+            cells[name][metric] = replace(cells[name][metric], test=content, comparison=test)
+    results = [cell.result for cell in base.cells.values()]
+    tested = len(systems) - 1
     compared = Systems(
         [replace(system, cells=cells[system.name]) for system in systems],
         columns=[_facts(result) for result in results],
@@ -177,15 +204,32 @@ def compare_systems(
         visual=results[0].visual,
         level=_LEVEL,
         test=TEST.format(results[0].visual),
-        correction=f"Holm's correction for the {others} systems that each metric tests" if others > 1 else "",
+        correction=f"Holm's correction for the {tested} systems that each metric tests" if tested > 1 else "",
         digits=getattr(flags, "digits", None),
         times_100=getattr(flags, "times_100", False),
     )
     return replace(compared, messages=_messages(compared))
 
 
+def _test(result: Result, base: Result, *, one_run: bool) -> Comparison | str:
+    """The test of a result against the baseline's, or why there is none."""
+    # Results of one run have one setting; others are refused where theirs differ.
+    expected = ValueError if one_run else NoTestError
+    try:
+        compare = result.compare_within_run if one_run else result.compare
+        return compare(base, level=_LEVEL)
+    except expected as error:
+        reason = str(error)
+        left_out = getattr(error, "left_out", 0)
+        if left_out:
+            have = "has" if left_out == 1 else "have"
+            unpaired = f"{counted(left_out, result.visual)} {have} a score in only one"
+            reason += f"; {unpaired}, so that the means are of different {result.visual}s"
+        return reason
+
+
 def _facts(result: Result) -> Any:
-    """The class of the metric of a result, or what stands for it."""
+    """The class of the metric of a result, or a stand-in for a metric that is not installed."""
     try:
         return metric_of(result.signature)
     except ValueError:  # of a package that is not installed here
@@ -195,35 +239,39 @@ def _facts(result: Result) -> Any:
 
 
 def _messages(compared: Systems) -> list[str]:
-    """What failed, was truncated or left out, once each; where it is not of all, with systems and metrics."""
-    whose: dict[str, list[str]] = {}
+    """Notes on what failed, was truncated or left out, once each; if not of all, with systems and metrics."""
+    owners_of: dict[str, list[str]] = {}
 
-    def shown(difference: float) -> str:
+    def written(difference: float) -> str:
         return signed(compared.scaled(difference), compared.decimals(4))
 
     for system in compared.systems:
         for column in compared.columns:
             cell = system.cells[column.name]
             counts = cell.result.counts
-            special = {"failed": counts.failed, "truncated": counts.truncated, "empty": counts.empty}
-            reasons = [f"{n:,} of {counts.captions:,} captions {name}" for name, n in special.items() if n]
+            reasons = []
+            for name in ("failed", "truncated", "empty"):
+                number = getattr(counts, name)
+                if number:
+                    reasons.append(f"{number:,} of {counts.captions:,} captions {name}")
             reasons += [cell.result.unseen, cell.no_interval, cell.no_test]
-            if (test := cell.comparison) is not None:
-                reasons.append(test.unevenness(shown))
+            test = cell.comparison
+            if test is not None:
+                reasons.append(test.unevenness(written))
                 if test.left_out:
                     reasons.append(
                         f"left out of the test, not of the means: {counted(test.left_out, compared.visual)} "
                         f"with a score in only one of system and baseline; over the {test.images:,} that "
-                        f"both have the difference is {shown(test.difference)}"
+                        f"both have the difference is {written(test.difference)}"
                     )
             owner = system.name if len(compared.columns) == 1 else f"{system.name} by {column.title}"
             for reason in filter(None, reasons):
-                whose.setdefault(reason, []).append(owner)
+                owners_of.setdefault(reason, []).append(owner)
     cells = len(compared.systems) * len(compared.columns)
-    return [
-        reason if len(owners) == cells else f"{', '.join(owners)}: {reason}"
-        for reason, owners in whose.items()
-    ]
+    messages = []
+    for reason, owners in owners_of.items():
+        messages.append(reason if len(owners) == cells else f"{', '.join(owners)}: {reason}")
+    return messages
 
 
 @dataclass(frozen=True)
@@ -243,31 +291,30 @@ class Groups:
                     cells.setdefault(label, {}).setdefault(system.name, {})[metric] = cell_of(result)
         by_label = {}
         for label, of_systems in cells.items():
-            systems = [
-                replace(system, cells=of_systems[system.name])
-                for system in compared.systems
-                if system.name in of_systems
-            ]
-            alone = replace(compared, systems=systems, baseline=None, test="", correction="")
-            by_label[label] = replace(alone, messages=_messages(alone))
+            systems = []
+            for system in compared.systems:
+                if system.name in of_systems:
+                    systems.append(replace(system, cells=of_systems[system.name]))
+            # Tests are of all captions together: those of many small groups would find something by chance.
+            group = replace(compared, systems=systems, baseline=None, test="", correction="")
+            by_label[label] = replace(group, messages=_messages(group))
         return cls(column, by_label)
 
     def as_systems(self) -> Systems:
         """A row for each group, and for each system where there are several, in one table."""
         rows: list[System] = []
+        several = any(len(group.systems) > 1 for group in self.by_label.values())
         for label, systems in self.by_label.items():
             for system in systems.systems:
                 result = next(iter(system.cells.values())).result
                 name = f"{label or '(none)'} ({result.counts.captions:,})"
-                several = any(len(own.systems) > 1 for own in self.by_label.values())
                 rows.append(replace(system, name=f"{system.name}, {name}" if several else name))
         first = next(iter(self.by_label.values()))
         table = replace(first, systems=rows, messages=(), ranked=False)
-        weighed = [
-            column.title
-            for column in first.columns
-            if "|statistics:" in rows[0].cells[column.name].result.signature
-        ]
+        weighed = []
+        for column in first.columns:
+            if "|statistics:" in rows[0].cells[column.name].result.signature:
+                weighed.append(column.title)
         messages = _messages(table)
         if weighed:
             messages.append(f"{', '.join(weighed)} of a group: by the statistics of the whole set")
@@ -275,17 +322,16 @@ class Groups:
 
     def content(self) -> dict[str, Any]:
         """The groups in JSON's types."""
-        groups = [
-            {"group": label, "systems": systems_content(systems, whole=False)["systems"]}
-            for label, systems in self.by_label.items()
-        ]
+        groups = []
+        for label, systems in self.by_label.items():
+            groups.append({"group": label, "systems": systems_content(systems, brief=True)["systems"]})
         return {"column": self.column, "groups": groups}
 
 
 def show(systems: Systems, form: str | None, groups: Groups | None = None) -> str:
     """The table in the format of `--format`, and that of groups, without the last line break."""
     if form == "json":
-        content = systems_content(systems, whole=False)
+        content = systems_content(systems, brief=True)
         return json_text(content if groups is None else {**content, "by": groups.content()}).rstrip("\n")
     if form == "csv":
         return long_table(systems, None if groups is None else groups.by_label).csv().rstrip("\n")
@@ -304,25 +350,28 @@ def groups_table(groups: Groups, form: str | None) -> Table:
     return make(groups.as_systems(), f"By {groups.column}", f"{groups.column} (captions)")
 
 
-def systems_content(systems: Systems, *, whole: bool = True) -> dict[str, Any]:
-    """The table in JSON's types; as a whole, or without the results of every caption."""
-    content: list[dict[str, Any]] = []
+def systems_content(systems: Systems, *, brief: bool = False) -> dict[str, Any]:
+    """The table in JSON's types, with the result of every caption unless it is to be brief."""
+    entries: list[dict[str, Any]] = []
     for system in systems.systems:
-        results = [{**cell_content(cell, whole=whole), "test": cell.test} for cell in system.cells.values()]
-        texts: dict[str, Any] = {"ids": list(system.ids), "captions": list(system.captions)} if whole else {}
-        if whole and system.files:
-            texts["files"] = system.files
-        if not whole:
-            results = [{name: own[name] for name in _BRIEF} for own in results]
-        content.append({"system": system.name, **texts, "results": results})
+        entry: dict[str, Any] = {"system": system.name}
+        if not brief:
+            entry |= {"ids": list(system.ids), "captions": list(system.captions)}
+            if system.files:
+                entry["files"] = system.files
+        entry["results"] = []
+        for cell in system.cells.values():
+            content = {**cell_content(cell, evidence=not brief), "test": cell.test}
+            entry["results"].append({name: content[name] for name in _BRIEF} if brief else content)
+        entries.append(entry)
     names = ("baseline", "test", "correction", "level", "messages")
-    return {**{name: getattr(systems, name) for name in names}, "systems": content}
+    return {**{name: getattr(systems, name) for name in names}, "systems": entries}
 
 
-def cell_content(cell: Cell, *, whole: bool = True) -> dict[str, Any]:
+def cell_content(cell: Cell, *, evidence: bool = True) -> dict[str, Any]:
     """A result with its interval, and its evidence if it was kept, in JSON's types."""
     content = {**cell.result.to_dict(), "corpus": cell.result.corpus}
     content |= {"interval": cell.interval and vars(cell.interval)}
-    if whole and cell.result.evidence is not None:
+    if evidence and cell.result.evidence is not None:
         content["evidence"] = [cell.result.evidence[i] for i in range(len(cell.result.scores))]
     return content

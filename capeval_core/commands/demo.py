@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from capeval_core.commands.compare import cell_of, compare_systems
 from capeval_core.commands.terminal import help_texts, paragraph, parser_of, table
@@ -34,28 +35,32 @@ def _write_files(folder: Path) -> None:
     if folder.exists():
         raise FileExistsError(f"--out {folder} exists: name a folder to be made")
     items = demo_set()
-    texts = {field: {item.id: getattr(item, field) for item in items} for field in KINDS.values()}
+    files: dict[str, dict[str, Any]] = {}
+    for field in (*KINDS.values(), "references"):
+        files[field] = {item.id: getattr(item, field) for item in items}
     with whole_folder(folder) as partial:
         (partial / "images").mkdir()
         for item in items:
             shutil.copy(item.image, partial / "images")
-        for name, content in {**texts, "references": {item.id: item.references for item in items}}.items():
+        for name, content in files.items():
             (partial / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def _print_scores() -> None:
     items = demo_set()
     results = {name: score_kinds(load(name, weights="tiny"), items) for name in METRICS}
-    titles = {name: metric_class(name).title for name in METRICS}
-    ids, count = [item.id for item in items], len(items)
-    captions = {kind: [getattr(item, field) for item in items] for kind, field in KINDS.items()}
-    systems = [
-        System(kind, ids, texts, {name: cell_of(results[name][kind]) for name in METRICS})
-        for kind, texts in captions.items()
-    ]
+    titles = [metric_class(name).title for name in METRICS]
+    count = len(items)
+    ids = [item.id for item in items]
+    captions: dict[str, list[str]] = {}
+    systems = []
+    for kind, field in KINDS.items():
+        captions[kind] = [getattr(item, field) for item in items]
+        cells = {name: cell_of(results[name][kind]) for name in METRICS}
+        systems.append(System(kind, ids, captions[kind], cells))
     about = f"{count} drawn images, each with a good caption, one that is wrong in a word, and one of another"
     print(paragraph(f"{about} image. The first {_SHOWN}:"), end="\n\n")
-    rows = [["IMAGE", *titles.values(), "KIND", "CAPTION"]]
+    rows = [["IMAGE", *titles, "KIND", "CAPTION"]]
     for i, item in enumerate(items[:_SHOWN]):
         for kind, texts in captions.items():
             scores = [f"{results[name][kind].scores[i]:.3f}" for name in METRICS]

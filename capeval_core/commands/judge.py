@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import warnings
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from capeval_core.judgements.hub_sets import IMAGES, fetched_set
 from capeval_core.judgements.protocols import STATISTICS, JudgedSet, PoolSet, RatedSet, Scored
 from capeval_core.judgements.ratings import RatingOptions
 from capeval_core.judgements.scoring import SetScorer, labels_of
-from capeval_core.judgements.sets import SETS, SetEntry, find_visuals, load_set, set_entry
+from capeval_core.judgements.sets import SetEntry, find_visuals, judged_sets, load_set, set_entry
 from capeval_core.judgements.stored import FORMS, read_scores
 from capeval_core.metric import CaptionMetric, Reranker
 from capeval_core.registry import MEDIA_VARIANTS, metric_class
@@ -26,18 +27,19 @@ from capeval_core.weights.catalogue import NAMESPACE
 
 _Metrics = Sequence[tuple[type[CaptionMetric], Any]]
 _ENDS = (".md", ".tex", ".csv", "-differences.csv", ".png", "-scores.png")
-"""Of the names of the files in the folder of `--out`."""
+"""Endings of the names of the files in the folder of `--out`."""
 
 
 def run(arguments: list[str]) -> int:
-    summaries = {name: entry.summary for name, entry in SETS.items()}
-    name, rest = terminal.first_named(arguments, "judge", summaries, others=True)
+    summaries = {name: entry.summary for name, entry in judged_sets().items()}
+    name, arguments_left = terminal.first_named(arguments, "judge", summaries, open_ended=True)
     entry = set_entry(name)
-    flags = _parser(entry).read(rest)
+    flags = _parser(entry).read(arguments_left)
     if not flags.metrics and not flags.scores:
         raise ValueError("nothing to judge: name --metrics, or a file of --scores")
     metrics = _metrics(entry, flags)
     if flags.data is None:
+        # What `capeval fetch` brought needs no flag.
         fetched = fetched_set(entry)
         if fetched is None:
             raise ValueError(f"--data is missing: {entry.advice()}")
@@ -62,20 +64,13 @@ def run(arguments: list[str]) -> int:
         judged = judged.with_statistics(flags.statistics)
     _check_metrics(metrics, judged, entry, flags.visuals)
     _check_texts(metrics, judged, flags.data)
-    scores: dict[str, list[Scored]] = {}
-    taken = {label for class_, _ in metrics for label in labels_of(class_)}
-    for text in flags.scores:  # `FILE`, or `LABEL=FILE` for one that holds one metric
-        name, equals, rest = text.partition("=")
-        name, path = (name, Path(rest)) if equals and not Path(text).exists() else ("", Path(text))
-        found = read_scores(path, judged)
-        for label, runs in found.items():
-            label = name if name and len(found) == 1 else label
-            scores[f"{label} ({path.name})" if label in taken or label in scores else label] = runs
+    scores = _read_scores(metrics, judged, flags.scores)
     rows = None if flags.out is None else flags.out / "rows" / judged.name  # of a set, not those of another
     visuals: dict[str, Path] = {}
     if flags.visuals is not None and any(class_.media for class_, _ in metrics):
         visuals = find_visuals(flags.visuals, judged.image_ids)
-        if missing := len(judged.image_ids) - len(visuals):
+        missing = len(judged.image_ids) - len(visuals)
+        if missing:
             count = f"{missing:,} of {len(judged.image_ids):,} {entry.media}s"
             terminal.complain(f"warning: {count} are not in {flags.visuals}: their captions have no score")
     for class_, options in metrics:  # each is opened when the one before is done
@@ -85,12 +80,32 @@ def run(arguments: list[str]) -> int:
     result = tables.Judged(judged, scores, draws=flags.resamples, level=flags.level, seed=flags.seed)
     tiny = ", ".join(class_.title for class_, options in metrics if options.weights == "tiny")
     note = f"{tiny}: with weights `tiny`; published values are for the published weights"
-    shown = tables.judged_table(result, [note] if tiny else [])
+    table = tables.judged_table(result, [note] if tiny else [])
     print(f"{entry.title}: {entry.summary}\n")
-    print(shown.text(), flush=True)
+    print(table.text(), flush=True)
     if flags.out is not None:
-        _write(flags, entry, result, shown)
+        _write(flags, entry, result, table)
     return 1 if all(entry.undefined for entry in result.entries) else 0
+
+
+def _read_scores(metrics: _Metrics, judged: JudgedSet, files: Sequence[str]) -> dict[str, list[Scored]]:
+    """By label, the scores of files: `FILE`, or `LABEL=FILE` for one that holds one metric."""
+    labels_taken = {label for class_, _ in metrics for label in labels_of(class_)}
+    scores: dict[str, list[Scored]] = {}
+    for text in files:
+        path = Path(text)
+        own_label = ""
+        if "=" in text and not path.exists():
+            own_label, _, name = text.partition("=")
+            path = Path(name)
+        by_label = read_scores(path, judged)
+        for label, runs in by_label.items():
+            if own_label and len(by_label) == 1:
+                label = own_label
+            if label in labels_taken or label in scores:
+                label = f"{label} ({path.name})"
+            scores[label] = runs
+    return scores
 
 
 def _metrics(entry: SetEntry, flags: argparse.Namespace) -> _Metrics:
@@ -99,7 +114,7 @@ def _metrics(entry: SetEntry, flags: argparse.Namespace) -> _Metrics:
         class_ = metric_class(name, entry.media if (name, entry.media) in MEDIA_VARIANTS else None)
         if class_.media and entry.media not in class_.media:
             about = argument_of(class_.media)
-            raise ValueError(f"{name} is about {about}, and {entry.title} about {entry.media}s")
+            raise ValueError(f"{name} scores {about}, and {entry.title} is about {entry.media}s")
         keywords: dict[str, Any] = {"on_error": "nan"}  # a broken image costs its own captions
         if flags.weights is not None and class_.default_weights is not None:
             keywords["weights"] = flags.weights
@@ -109,61 +124,77 @@ def _metrics(entry: SetEntry, flags: argparse.Namespace) -> _Metrics:
 
 def _check_metrics(metrics: _Metrics, judged: JudgedSet, entry: SetEntry, visuals: Path | None) -> None:
     """Refuse metrics that cannot judge this set, before any is opened."""
-    for class_, own in metrics:
+    for class_, options in metrics:
         if issubclass(class_, Reranker) and not isinstance(judged, PoolSet):
-            fault = "chooses among captions, and its scores of different images cannot be compared"
-            raise ValueError(f"{class_.name} {fault}: judge it by what it chooses, with nice_pools")
-        if class_.needs_references and any(one.items.references is None for one in judged.scorings):
-            raise ValueError(f"{class_.name} needs references: put references.json beside judgements.jsonl")
-        if class_.media and not own.images_are_ids and visuals is None:
-            fault = f"--{entry.media}s is missing: {entry.media}s are needed by {class_.name}"
-            raise ValueError(f"{fault}; metrics on texts alone and --scores work without")
+            problem = "chooses among captions, and its scores of different images cannot be compared"
+            raise ValueError(f"{class_.name} {problem}: judge it by what it chooses, with nice_pools")
+        if class_.needs_references and any(scoring.items.references is None for scoring in judged.scorings):
+            raise ValueError(f"{class_.name} needs references: put references.json next to judgements.jsonl")
+        if class_.media and not options.images_are_ids and visuals is None:
+            problem = f"--{entry.media}s is missing: {entry.media}s are needed by {class_.name}"
+            raise ValueError(f"{problem}; metrics on texts alone and --scores work without")
 
 
 def _check_texts(metrics: _Metrics, judged: JudgedSet, data: str) -> None:
     """Refuse empty texts before any metric is opened, of those that do not score them."""
-    strict, problems = [class_ for class_, options in metrics if options.empty == "error"], Problems()
+    strict = [class_ for class_, options in metrics if options.empty == "error"]
+    readers = {
+        "caption": [class_.name for class_ in strict],
+        "reference": [class_.name for class_ in strict if class_.needs_references],
+    }
+    problems = Problems()
+
+    def check(noun: str, place: str, texts: Sequence[str]) -> None:
+        if readers[noun] and not all(map(str.strip, texts)):
+            flags = " ".join(f"--set {name}.empty=score" for name in readers[noun])
+            fix = f"write the {noun}, or pass {flags}"
+            problems.add(file_error(data, f"has an empty {noun}", fix, index=place))
+
     for scoring in judged.scorings:
         items = scoring.items
-        images = [f"image {image!r}" for image in items.images]
         references = scoring.references() or [[]] * len(items)
-        columns = (items.names or images, images, items.captions, references)
-        for name, image, caption, own in zip(*columns, strict=True):
-            for what, place, texts in (("caption", name, [caption]), ("reference", image, own)):
-                whose = [class_.name for class_ in strict if what == "caption" or class_.needs_references]
-                if whose and not all(map(str.strip, texts)):
-                    fix = f"write the {what}, or pass {' '.join(f'--set {one}.empty=score' for one in whose)}"
-                    problems.add(file_error(data, f"has an empty {what}", fix, index=place))
+        for row, image in enumerate(items.images):
+            place = f"image {image!r}"
+            check("caption", items.names[row] if items.names else place, [items.captions[row]])
+            check("reference", place, references[row])
     problems.raise_if_any()
 
 
-def _write(flags: argparse.Namespace, entry: SetEntry, result: tables.Judged, shown: Table) -> None:
-    now, contests = datetime.now(UTC), tables.contest_table(result)
-    lines = [f"- {label}: `{signature}`" for label, signature in result.signatures.items()]
-    sections = [shown.markdown(), contests.markdown() if contests.rows else "", "Signatures:\n", *lines]
-    dated = f"`capeval judge {entry.name}`, {now:%Y-%m-%d}\n"
-    text = "\n".join([dated, *filter(None, sections)]) + "\n"
-    written: list[Any] = [text, shown.latex(), tables.long_table(result), contests.csv()]
+def _write(flags: argparse.Namespace, entry: SetEntry, result: tables.Judged, table: Table) -> None:
+    """Write every file of `--out`, and print their names."""
+    now = datetime.now(UTC)
+    contests = tables.contest_table(result)
+    sections = [f"`capeval judge {entry.name}`, {now:%Y-%m-%d}\n", table.markdown()]
+    if contests.rows:
+        sections.append(contests.markdown())
+    sections.append("Signatures:\n")
+    for label, signature in result.signatures.items():
+        sections.append(f"- {label}: `{signature}`")
+    text = "\n".join(sections) + "\n"
+    written: list[Any] = [text, table.latex(), tables.long_table(result), contests.csv()]
     try:
         written += [tables.draw_agreement(result), tables.draw_scores(result)]
     except ModuleNotFoundError as error:  # the numbers took long, and are there
         warnings.warn(f"there are no charts: {error}", stacklevel=2)
     ends = zip(_ENDS, written, strict=False)
     files = {f"{entry.name}{end}": content for end, content in ends if content is not None}
-    # Other metrics have no repository that results could stand in, and one's own set may not be on the Hub.
-    local = Path(flags.data).exists()
-    dataset = f"{NAMESPACE}/{entry.name.replace('_', '-')}" if local else flags.data
+    # Other metrics have no repository for results, and one's own set may not be on the Hub.
+    is_local = Path(flags.data).exists()
+    dataset = f"{NAMESPACE}/{entry.name.replace('_', '-')}" if is_local else flags.data
     dataset, _, revision = dataset.partition("@")
-    about = {"dataset_id": dataset, "date": now.isoformat(timespec="seconds")}
-    about |= {"dataset_revision": revision} if revision else {}
-    known = entry.name != "own" or not local
-    of_weights = [label for label, text in result.signatures.items() if known and "|weights:" in text]
-    for label in of_weights:
-        words = "".join(c if c.isalnum() else " " for c in label.lower()).split()
+    facts = {"dataset_id": dataset, "date": now.isoformat(timespec="seconds")}
+    if revision:
+        facts["dataset_revision"] = revision
+    labels_with_weights = []
+    if entry.name != "own" or not is_local:
+        labels_with_weights = [label for label, text in result.signatures.items() if "|weights:" in text]
+    for label in labels_with_weights:
+        words = re.findall(r"[^\W_]+", label.lower())
         name = f"eval_results/{'-'.join(words)}/.eval_results/{entry.name}.yaml"
-        files[name] = tables.eval_results(result, label, **about)
-    more = ", and .eval_results for the weights" if of_weights else ""
-    summary = f"\n{flags.out}: {', '.join(name for name in files if '/' not in name)}{more}"
+        files[name] = tables.eval_results(result, label, **facts)
+    names = ", ".join(name for name in files if "/" not in name)
+    more = ", and .eval_results for the weights" if labels_with_weights else ""
+    summary = f"\n{flags.out}: {names}{more}"
     for name, content in files.items():
         (flags.out / name).parent.mkdir(parents=True, exist_ok=True)
         common.write("--out", flags.out / name, content)
@@ -172,7 +203,8 @@ def _write(flags: argparse.Namespace, entry: SetEntry, result: tables.Judged, sh
 
 def _parser(entry: SetEntry) -> terminal.Parser:
     words = {**entry._asdict(), "forms": FORMS, "of": "of ratings, of ", "known": ",".join(STATISTICS)}
-    words |= {"source": f"\nSource: {entry.source}." if entry.source else "", "default": ""}
+    words["source"] = f"\nSource: {entry.source}." if entry.source else ""
+    words["default"] = ""
     options = [RatingOptions] if entry.name == "own" else []
     words["data"] = "the set, or a folder of sets; or a Hub data set's id (default: the fetched one)"
     if entry.name == "own":

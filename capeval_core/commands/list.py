@@ -26,19 +26,20 @@ def run(arguments: list[str]) -> int:
         if "cpu" in flags.advise:
             print(f"\n{paragraph(texts['dtype'])}")
         return 0
-    chosen = [name for name in ("metrics", "weights", "bibtex") if getattr(flags, name)]
+    parts = [name for name in ("metrics", "weights", "bibtex") if getattr(flags, name)]
     metrics = every_class()
     if flags.json:
         tiny = {metric.name: metric.tiny for metric in metric_classes().values() if metric.tiny}
         content: dict[str, Any] = {
             "metrics": [*map(_described, metrics)],
             "weights": [*map(_entry_described, WEIGHTS)],
+            "tiny": tiny,
+            "bibtex": _bibtex_of(metrics),
         }
-        content |= {"tiny": tiny, "bibtex": _bibtex_of(metrics)}
-        print(json_text({name: content[name] for name in chosen or ("metrics", "weights", "tiny")}), end="")
+        print(json_text({name: content[name] for name in parts or ("metrics", "weights", "tiny")}), end="")
         return 0
     tables = {"metrics": _metrics_table, "weights": _weights_table, "bibtex": _bibtex_of, "papers": _papers}
-    print("\n\n".join(tables[name](metrics) for name in chosen or ("metrics", "weights", "papers")))
+    print("\n\n".join(tables[name](metrics) for name in parts or ("metrics", "weights", "papers")))
     return 0
 
 
@@ -50,8 +51,10 @@ def _bibtex_of(metrics: list[type[CaptionMetric]]) -> str:
 
 def _described(metric: type[CaptionMetric]) -> dict[str, Any]:
     weights = metric.default_weights
-    named = {"default_weights": weights and weights.name, "licence": weights and weights.licence}
-    return {**{name: getattr(metric, name) for name in _FACTS.split()}, **named}
+    content = {name: getattr(metric, name) for name in _FACTS.split()}
+    content["default_weights"] = weights and weights.name
+    content["licence"] = weights and weights.licence
+    return content
 
 
 def _entry_described(entry: WeightsEntry) -> dict[str, Any]:
@@ -65,22 +68,35 @@ def advice(have: Sequence[str] = ()) -> list[list[str]]:
     rows = []
     media = {name.rstrip("s") for name in have if name in ("images", "videos")}
     columns = help_texts()["list --advise"]["agreement"].items()
-    for metric in filter(lambda metric: metric.advice, every_class()):
-        about, own, weights = MetricDescription(metric), metric.advice, metric.default_weights
-        unseen = about.visual is not None and about.visual not in media
-        lacking = unseen or (metric.needs_references and "references" not in have)
-        missing = lacking and (media or "references" in have)
-        licence = weights.licence if weights else "MIT"
-        closed = "licence" in have and (not licence or restriction_of(licence))
-        short = "long" in have and own["reads"] in ("37", "77")
-        if missing or closed or short or ("cpu" in have and own.get("slow")):
+    for metric in every_class():
+        facts = metric.advice
+        if not facts or not _fits(metric, have, media):
             continue
-        agreed = (published(name, metric.title, column) for name, column in columns)
-        shown = [f"{cell.value:.1f}" if cell and not metric.variant else "-" for cell in agreed]
+        agreement = []
+        for name, column in columns:
+            cell = published(name, metric.title, column)
+            agreement.append(f"{cell.value:.1f}" if cell and not metric.variant else "-")
         name = metric.name if metric.variant is None else f"{metric.name} ({metric.variant})"
-        cost = f"{own['seconds']:,}" if "seconds" in own else "-"
-        rows.append([name, _needs(metric), own["reads"], cost, *shown, own["for"], own["blind"]])
+        cost = f"{facts['seconds']:,}" if "seconds" in facts else "-"
+        rows.append([name, _needs(metric), facts["reads"], cost, *agreement, facts["for"], facts["blind"]])
     return rows
+
+
+def _fits(metric: type[CaptionMetric], have: Sequence[str], media: set[str]) -> bool:
+    """True for a metric that can be used, and is advised, with what someone has."""
+    visual = MetricDescription(metric).visual
+    lacks_visual = visual is not None and visual not in media
+    lacks_references = metric.needs_references and "references" not in have
+    # Without any input named, the advice is about all metrics.
+    if (media or "references" in have) and (lacks_visual or lacks_references):
+        return False
+    weights = metric.default_weights
+    licence = weights.licence if weights else "MIT"
+    if "licence" in have and (not licence or restriction_of(licence)):
+        return False
+    if "long" in have and metric.advice["reads"] in ("37", "77"):
+        return False
+    return not ("cpu" in have and metric.advice.get("slow"))
 
 
 def _needs(metric: type[CaptionMetric]) -> str:

@@ -10,11 +10,13 @@ from capeval_core.weights.catalogue import NAMESPACE
 
 
 def run(arguments: list[str]) -> int:
-    kind, rest = first_named(arguments, "publish", kinds_of("publish", "modules", "weights", "cards"))
+    kind, arguments_left = first_named(
+        arguments, "publish", kinds_of("publish", "modules", "weights", "cards")
+    )
     words = {"namespace": NAMESPACE, "pypi": PYPI, "metrics": ", ".join(METRICS)}
     words["cards"] = ", ".join(publishing.cards())
     parser = parser_of(f"publish {kind}", "publish", "publish KIND", f"publish {kind}", **words)
-    flags = parser.read(rest)
+    flags = parser.read(arguments_left)
     space = flags.namespace
     if kind == "modules":
         publications = [publishing.module(name, space, flags.install_from) for name in flags.names or METRICS]

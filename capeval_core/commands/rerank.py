@@ -23,25 +23,33 @@ _METRIC = "eco"
 
 def run(arguments: list[str]) -> int:
     metric = metric_class(_METRIC)
-    about, options = f"{metric.title}: {metric.summary}", [FileOptions, metric.Options]
-    flags = parser_of("rerank", options=options, about=about).read(arguments)
+    about = f"{metric.title}: {metric.summary}"
+    flags = parser_of("rerank", options=[FileOptions, metric.Options], about=about).read(arguments)
     if flags.out.suffix.lower() != ".csv":
         raise ValueError(f"--out {flags.out} is not a .csv file: the chosen captions are written as CSV")
     common.check_page(flags.report)
     options = common.options_of(metric, common.chosen(flags, metric.Options))
-    problems, how = Problems(), {"wide": True, "absent_too": options.on_error == "nan"}
-    file = common.read_files(flags, flags.images, flags.candidates, problems=problems, **how)
+    problems = Problems()
+    file = common.read_files(
+        flags,
+        flags.images,
+        flags.candidates,
+        problems=problems,
+        wide=True,
+        absent_too=options.on_error == "nan",
+    )
     common.tell_notes([file])
     pools: dict[str, list[str]] = {}
     for image_id, caption in zip(file.ids, file.captions, strict=True):
         pools.setdefault(image_id, []).append(caption)
-    ids, images = list(pools), list(dict(zip(file.ids, file.images, strict=True)).values())
+    ids = list(pools)
+    images = list(dict(zip(file.ids, file.images, strict=True)).values())  # one of each pool
     if not problems:
         common.tell_without_caption(flags.images, images)
         if all(len(pool) == 1 for pool in pools.values()):
-            fault = "every image has one candidate, so there is nothing to choose"
+            problem = "every image has one candidate, so there is nothing to choose"
             fix = "give {image id: [captions]}, or score them with `capeval score`"
-            raise ValueError(f"--candidates {flags.candidates}: {fault}: {fix}")
+            raise ValueError(f"--candidates {flags.candidates}: {problem}: {fix}")
     with common.naming_rows(ids):
         with noting(problems):
             samples = metric.check_input(options, list(pools.values()), images, progress=True)
@@ -65,8 +73,8 @@ def run(arguments: list[str]) -> int:
 def _submission(images: list[Path], result: Result) -> str:
     """The chosen captions in the columns of a submission to the caption re-ranking track of NICE 2024."""
     table = pd.DataFrame({"filename": [image.name for image in images], "caption": result.parts["caption"]})
-    chosen = np.array(result.parts["choice"]) >= 0  # the others failed
-    return str(table[chosen].to_csv(index=False, lineterminator="\n"))
+    has_choice = np.array(result.parts["choice"]) >= 0  # the other images failed
+    return str(table[has_choice].to_csv(index=False, lineterminator="\n"))
 
 
 def _print_summary(title: str, pools: dict[str, list[str]], result: Result, out: Path) -> None:

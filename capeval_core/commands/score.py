@@ -33,15 +33,16 @@ _LONG_RUN = 1_000
 
 
 def run(arguments: list[str]) -> int:
-    listed = [*every_class(), *map(metric_class, JAVA_METRICS)]
-    known = {common.command_of(metric): metric.summary for metric in listed}
-    given, rest = terminal.first_named(arguments, "score", known, others=True)
-    metrics, rest = _metrics(given, rest)
-    flags = _parser(metrics).read(rest)
+    classes = [*every_class(), *map(metric_class, JAVA_METRICS)]
+    summaries = {common.command_of(metric): metric.summary for metric in classes}
+    names_of_metrics, arguments_left = terminal.first_named(arguments, "score", summaries, open_ended=True)
+    metrics, arguments_left = _metrics(names_of_metrics, arguments_left)
+    flags = _parser(metrics).read(arguments_left)
     names = compare.names_of_files("--candidates", flags.candidates)
     baseline = compare.baseline_of(flags.baseline, names, flags.candidates)
+    is_single = len(names) == len(metrics) == 1
     for name in ("explain", "bundle"):
-        if getattr(flags, name) is not None and len(names) * len(metrics) > 1:
+        if getattr(flags, name) is not None and not is_single:
             raise ValueError(f"--{name} is of one system by one metric: score them one by one")
     common.check_page(flags.report)
     per_caption.check(flags.per_caption)
@@ -55,66 +56,95 @@ def run(arguments: list[str]) -> int:
         terminal.complain(f"{reused:,} of {captions:,} rows were in {options[0].rows}")
     compared = compare.compare_systems(systems, baseline, flags=flags)
     groups = None if flags.group_by is None else compare.Groups.of(flags.group_by, compared)
-    first, alone = systems[0].cells[metrics[0].name], len(metrics) == len(systems) == 1
-    ids = systems[0].ids
+    first = systems[0]
+    cell = first.cells[metrics[0].name]
 
-    def content() -> dict[str, Any]:
-        whole = {**compare.cell_content(first), "ids": ids, "captions": systems[0].captions}
-        whole["files"] = systems[0].files
-        whole = whole if alone else compare.systems_content(compared)
-        return whole if groups is None else {**whole, "by": groups.content()}
+    def write_json() -> None:
+        if flags.json is not None:
+            content = _single_content(first, cell) if is_single else compare.systems_content(compared)
+            if groups is not None:
+                content["by"] = groups.content()
+            common.write("--json", flags.json, content)
 
+    def write_bundle() -> None:
+        if flags.bundle is not None:
+            common.write("--bundle", flags.bundle, bundle_of(cell.result, first.ids))
+
+    def print_table() -> None:
+        if is_single and flags.format is None:
+            _print_single(compared, cell, groups)
+        else:
+            print(compare.show(compared, flags.format, groups), flush=True)
+
+    def write_explanations() -> None:
+        if flags.explain is not None:
+            _write_explanations(flags.explain, first.ids, cell.result)
+
+    # A full disk must not cost the numbers on the screen, nor a broken pipe the files.
     common.in_turn(
-        lambda: common.write("--json", flags.json, flags.json and content()),
-        lambda: common.write("--bundle", flags.bundle, flags.bundle and bundle_of(first.result, ids)),
+        write_json,
+        write_bundle,
         lambda: per_caption.write(flags.per_caption, systems, flags.group_by),
-        lambda: _print(compared, first if alone and flags.format is None else None, flags.format, groups),
-        lambda: _tell(metrics, systems),
-        lambda: _write_explanations(flags.explain, ids, first.result) if flags.explain else None,
+        print_table,
+        lambda: _tell_failures(metrics, systems),
+        write_explanations,
         lambda: compare.write_page(flags, compared, ["score", *arguments]),
     )
-    counts = [cell.result.counts for system in systems for cell in system.cells.values()]
-    return 0 if any(count.failed < count.captions for count in counts) else 1
+    # Status 1: every caption of every system failed.
+    for system in systems:
+        for scored in system.cells.values():
+            if scored.result.counts.failed < scored.result.counts.captions:
+                return 0
+    return 1
 
 
-def _print(compared: Systems, alone: Cell | None, form: str | None, groups: compare.Groups | None) -> None:
-    if alone is None:
-        print(compare.show(compared, form, groups), flush=True)
-        return
-    result, interval, counts = alone.result, alone.interval, alone.result.counts
-    bounds = f"none: {alone.no_interval}"
+def _single_content(system: System, cell: Cell) -> dict[str, Any]:
+    """The result of one system by one metric in JSON's types."""
+    texts = {"ids": system.ids, "captions": system.captions, "files": system.files}
+    return {**compare.cell_content(cell), **texts}
+
+
+def _print_single(compared: Systems, cell: Cell, groups: compare.Groups | None) -> None:
+    """Print the result of one system by one metric, a line for each number."""
+    result = cell.result
+    interval = cell.interval
+    counts = result.counts
+    bounds = f"none: {cell.no_interval}"
     if interval is not None:
         extent = f"({interval.level:.0%}, {interval.images:,} {compared.visual}s)"
         bounds = f"{compared.number(interval.low)} to {compared.number(interval.high)} {extent}"
     special = f"{counts.failed:,} failed, {counts.truncated:,} truncated, {counts.empty:,} empty"
-    special += f"; {result.unseen}" if result.unseen else ""
+    if result.unseen:
+        special += f"; {result.unseen}"
     column = compared.columns[0]
-    further = [
-        [column.part_titles.get(name, name), compared.number(value)]
-        for name, value in result.numbers.items()
-        if name != result.key
-    ]
-    terminal.summary(
-        [compared.columns[0].title, compared.number(result.mean)],
-        ["interval", bounds],
-        *further,
-        ["captions", f"{counts.captions:,} ({special})"],
-        ["signature", result.signature],
-    )
+    rows = [[column.title, compared.number(result.mean)], ["interval", bounds]]
+    for name, value in result.numbers.items():
+        if name != result.key:
+            rows.append([column.part_titles.get(name, name), compared.number(value)])
+    rows.append(["captions", f"{counts.captions:,} ({special})"])
+    rows.append(["signature", result.signature])
+    terminal.summary(*rows)
     if groups is not None:
-        print(f"\n{compare.groups_table(groups, form).text()}", flush=True)
+        print(f"\n{compare.groups_table(groups, None).text()}", flush=True)
 
 
-def _tell(metrics: _Metrics, systems: Sequence[System]) -> None:
+def _tell_failures(metrics: _Metrics, systems: Sequence[System]) -> None:
     """Say why captions failed, once for all metrics, and which images are counted once."""
     for system in systems:
         errors = dict(ChainMap(*(cell.result.errors for cell in system.cells.values())))
         items = "captions" if len(systems) == 1 else f"captions of {system.name!r}"
         common.tell_reasons(list(errors.values()), len(system.ids), items)
-    metric, ids = _about(metrics), systems[0].ids
-    groups, first = systems[0].cells[metric.name].result.groups, dict[str, str]()
-    pairs = [(one, first.setdefault(group, one)) for one, group in zip(ids, groups, strict=True) if group]
-    equal = dict(pair for pair in pairs if metric.media and pair[0] != pair[1])
+    metric = _main_metric(metrics)
+    if not metric.media:
+        return
+    ids = systems[0].ids
+    groups = systems[0].cells[metric.name].result.groups
+    # A group is the content of an image: two ids with one group are copies of a file.
+    first_of_group: dict[str, str] = {}
+    equal: dict[str, str] = {}  # the first image of equal content, by the ids of the others
+    for image_id, group in zip(ids, groups, strict=True):
+        if group and first_of_group.setdefault(group, image_id) != image_id:
+            equal[image_id] = first_of_group[group]
     if equal:
         are = "is equal to another" if len(equal) == 1 else "are equal to others"
         example = " to ".join(map(repr, next(iter(equal.items()))))
@@ -126,26 +156,31 @@ def _tell(metrics: _Metrics, systems: Sequence[System]) -> None:
 # metrics, options and folders
 
 
-def _metrics(given: str, rest: Sequence[str]) -> tuple[list[type[CaptionMetric]], list[str]]:
-    names = terminal.TYPES["NAMES"](given) or [given]
+def _metrics(text: str, arguments: Sequence[str]) -> tuple[list[type[CaptionMetric]], list[str]]:
+    """The metrics that a text names, and the arguments without `--media`."""
+    names = terminal.names_in(text) or [text]
     for name in names:
         if issubclass(metric_class(name), Reranker):
             raise ValueError(f"{name} chooses among several captions of each image: use `capeval rerank`")
-    metrics, others = common.read_metrics("score", names, rest)
+    metrics, arguments_left = common.read_metrics("score", names, arguments)
+    # Captions are of images or of videos: one command has one folder.
     by_argument = {argument_of(metric.media): common.command_of(metric) for metric in metrics if metric.media}
     if len(by_argument) > 1:
         about = " and ".join(f"{name} is about {argument}" for argument, name in by_argument.items())
         raise ValueError(f"{about}: score them in two commands")
-    return metrics, others
+    return metrics, arguments_left
 
 
-def _about(metrics: _Metrics) -> type[CaptionMetric]:
+def _main_metric(metrics: _Metrics) -> type[CaptionMetric]:
+    """The metric whose medium captions are about: the first on images or videos, else the first on texts."""
     return next((metric for metric in metrics if metric.media), metrics[0])
 
 
 def _options(metrics: _Metrics, flags: Namespace) -> list[Any]:
     evidence = {"evidence": True} if flags.explain is not None or flags.bundle is not None else {}
-    names, options, problems = [metric.name for metric in metrics], [], Problems()
+    names = [metric.name for metric in metrics]
+    options = []
+    problems = Problems()
     check_java([metric.title for metric in metrics if metric.name in JAVA_METRICS])
     for metric in metrics:
         with noting(problems):
@@ -157,85 +192,73 @@ def _options(metrics: _Metrics, flags: Namespace) -> list[Any]:
 
 def _check_files(metrics: _Metrics, options: _Options, flags: Namespace) -> None:
     """Refuse to score without a folder that is needed; drop what no metric needs, with a warning."""
-    title, about = ",".join(metric.name for metric in metrics), _about(metrics)
-    own = argument_of(about.media)
-    given = {name: folder for name in ARGUMENTS if (folder := getattr(flags, name)) is not None}
+    title = ",".join(metric.name for metric in metrics)
+    about = _main_metric(metrics)
+    argument = argument_of(about.media)
     if flags.references is not None and not any(metric.needs_references for metric in metrics):
         terminal.note(f"--references only says which file an id is: no references are needed by {title}")
-    for name, folder in given.items():
-        if own is None:
+    for name in ARGUMENTS:
+        folder = getattr(flags, name)
+        if folder is None or name == argument:
+            continue
+        if argument is None:
             terminal.complain(f"warning: folder {folder} is ignored: texts alone are compared by {title}")
-        elif name != own:
-            more = f" or --media {medium}" if (medium := medium_of(name)) in media_of(about.name) else ""
-            fix = f"pass --{own} FOLDER{more}"
-            raise ValueError(f"--{name}: {common.command_of(about)} is about {own}, {fix}")
-    flags.visuals = given.get(own or "")
-    for metric, chosen in zip(metrics, options, strict=True):
-        if flags.visuals is None and metric.media and not chosen.images_are_ids:
-            more = ", or pass --regions FEATURES made before" * ("boxes" in metric.media)
-            raise ValueError(f"--{own} is missing: name the folder of {own} for {metric.name}{more}")
+            continue
+        fix = f"pass --{argument} FOLDER"
+        medium = medium_of(name)
+        if medium in media_of(about.name):
+            fix += f" or --media {medium}"
+        raise ValueError(f"--{name}: {common.command_of(about)} scores {argument}, {fix}")
+    # From here on the folder of images or of videos, whichever the metrics score.
+    flags.visuals = None if argument is None else getattr(flags, argument)
+    for metric, options_of_metric in zip(metrics, options, strict=True):
+        if flags.visuals is None and metric.media and not options_of_metric.images_are_ids:
+            fix = f"name the folder of {argument} for {metric.name}"
+            if "boxes" in metric.media:
+                fix += ", or pass --regions FEATURES made before"
+            raise ValueError(f"--{argument} is missing: {fix}")
 
 
 # scoring
 
 
 def _score(
-    metrics: _Metrics, options: _Options, names: Sequence[str], flags: Any
+    metrics: _Metrics, options: _Options, names: Sequence[str], flags: Namespace
 ) -> tuple[list[System], int]:
-    """Each system's results, and how many rows were reused; one metric and one system are the smallest."""
-    problems, collections = Problems(), list[Joined]()
-    how: dict[str, Any] = {"medium": (_about(metrics).media or ("image",))[0], "problems": problems}
-    how["absent_too"] = all(own.on_error == "nan" for own in options)
-    how["group_by"] = flags.group_by
-    how["needs_references"] = any(metric.needs_references for metric in metrics)
-    for path in flags.candidates:
+    """The results of each system by each metric, and how many rows were reused.
+
+    Files are read and checked, then weights are opened, then all metrics encode together: captions of one
+    image by different systems and metrics share its features.
+    """
+    problems = Problems()
+    collections = _read_collections(metrics, options, flags, problems)
+    image_ids: list[str] = []
+    owners: list[str] = []  # the system of each caption, where there are several
+    for name, collection in zip(names, collections, strict=True):
+        image_ids += collection.ids
+        owners += [name if len(names) > 1 else ""] * len(collection.ids)
+    with common.naming_rows(image_ids, owners):
         with noting(problems):
-            collections.append(common.read_files(flags, flags.visuals, path, **how))
-    if len(collections) < len(names):  # a file cannot be read; rows that are wrong wait for the others
+            checked = _check_samples(metrics, options, collections) if image_ids else []
         problems.raise_if_any()
-    common.tell_notes(collections)
-    if flags.visuals is not None and not problems:
-        images = [image for one in collections for image in one.images]
-        common.tell_without_caption(Path(flags.visuals), images, how["medium"])
-    owners = [name * (len(names) > 1) for name, one in zip(names, collections, strict=True) for _ in one.ids]
-    with common.naming_rows([image_id for one in collections for image_id in one.ids], owners):
-        with noting(problems):
-            checked = _checked(metrics, options, collections) if owners else []
-        problems.raise_if_any()
-        opened = []
-        for metric, own in zip(metrics, options, strict=True):
-            by_metric = {"weights": f"--set {metric.name}.weights="} if len(metrics) > 1 else {}
-            with noting(problems), naming(by_metric):
-                opened.append(metric(own))
-        problems.raise_if_any()
-        alone, tasks = len(names) == len(metrics) == 1, []
+        opened = _open(metrics, options)
+        tasks = []
         with terminal.interruptible(terminal.resuming(options[0].rows)):
-            for one, samples in zip(opened, checked, strict=True):
-                root = one.options.rows
-                below = [f"{one.name}/{name.replace('/', '_')}" for name in names]
-                # A folder that has rows itself is of one metric, and of the first system, which was alone.
-                if alone or (len(metrics) == 1 and root is not None and any(Path(root).glob("*.parquet"))):
-                    below[0] = ""
-                folders = [None if root is None else Path(root) / place for place in below]
-                tasks.append(Task(prepared(one, *samples), samples, folders))
-            _tell_of_types(opened, len(owners))
+            for metric, samples in zip(opened, checked, strict=True):
+                folders = _row_folders(metric, names, is_only_metric=len(metrics) == 1)
+                tasks.append(Task(prepared(metric, *samples), samples, folders))
+            _note_faster_type(opened, len(image_ids))
             encode_tasks(tasks, progress=True)
-        _note(metrics, names, checked)
+        _note_odd_input(metrics, names, checked)
         systems = []
         for place, (name, collection) in enumerate(zip(names, collections, strict=True)):
-            cells = {}
-            for task in tasks:
-                of_system, rows = task.systems[place], task.rows[place]
-                result = task.metric.combine(rows, samples=of_system)
-                evidence = LazyEvidence(task.metric, of_system, rows, result)
-                cells[task.metric.name] = compare.cell_of(result, evidence)
-            shown = collection.images if flags.visuals is not None else None
+            images = collection.images if flags.visuals is not None else None
             system = System(
                 name,
                 collection.ids,
                 collection.captions,
-                cells,
-                images=shown,
+                _cells(tasks, place),
+                images=images,
                 references=collection.references,
                 files=collection.read,
                 labels=collection.labels,
@@ -244,57 +267,135 @@ def _score(
     return systems, sum(task.reused for task in tasks)
 
 
-def _tell_of_types(metrics: Sequence[CaptionMetric], captions: int) -> None:
-    """Say which type of numbers is slow on this CPU, and before a long run in float32 which is faster."""
-    neural = [metric.options for metric in metrics if metric.network is not None]
-    if not neural:
-        return
-    from capeval_core.models.device import has_bfloat16, resolve_device, warn_of_slow  # bring torch
+def _read_collections(
+    metrics: _Metrics, options: _Options, flags: Namespace, problems: Problems
+) -> list[Joined]:
+    """The files of each system, joined by image id. Raises where one cannot be read."""
+    medium = (_main_metric(metrics).media or ("image",))[0]
+    collections: list[Joined] = []
+    for path in flags.candidates:
+        with noting(problems):
+            collection = common.read_files(
+                flags,
+                flags.visuals,
+                path,
+                medium=medium,
+                problems=problems,
+                absent_too=all(of_metric.on_error == "nan" for of_metric in options),
+                group_by=flags.group_by,
+                needs_references=any(metric.needs_references for metric in metrics),
+            )
+            collections.append(collection)
+    # A file that cannot be read ends the command; rows that are wrong wait for the check of the others.
+    if len(collections) < len(flags.candidates):
+        problems.raise_if_any()
+    common.tell_notes(collections)
+    if flags.visuals is not None and not problems:
+        images = [image for collection in collections for image in collection.images]
+        common.tell_without_caption(Path(flags.visuals), images, medium)
+    return collections
 
-    for options in neural:
-        warn_of_slow(options.device, options.dtype)
+
+def _open(metrics: _Metrics, options: _Options) -> list[CaptionMetric]:
+    """The open metrics; the problems with all of their weights are raised together."""
+    problems = Problems()
+    opened = []
+    for metric, options_of_metric in zip(metrics, options, strict=True):
+        flag_of_weights = {"weights": f"--set {metric.name}.weights="} if len(metrics) > 1 else {}
+        with noting(problems), naming(flag_of_weights):
+            opened.append(metric(options_of_metric))
+    problems.raise_if_any()
+    return opened
+
+
+def _row_folders(metric: CaptionMetric, names: Sequence[str], *, is_only_metric: bool) -> list[Path | None]:
+    """The folder that keeps the rows of each system by a metric, None without --rows."""
+    if metric.options.rows is None:
+        return [None] * len(names)
+    root = Path(metric.options.rows)
+    folders: list[Path | None] = [root / metric.name / name.replace("/", "_") for name in names]
+    # A folder that has rows itself is of one metric, and of the first system, which was alone.
+    if is_only_metric and (len(names) == 1 or any(root.glob("*.parquet"))):
+        folders[0] = root
+    return folders
+
+
+def _cells(tasks: Sequence[Task[CaptionMetric]], place: int) -> dict[str, Cell]:
+    """The results of one system, by the names of metrics."""
+    cells = {}
+    for task in tasks:
+        samples = task.systems[place]
+        rows = task.rows[place]
+        result = task.metric.combine(rows, samples=samples)
+        evidence = LazyEvidence(task.metric, samples, rows, result)
+        cells[task.metric.name] = compare.cell_of(result, evidence)
+    return cells
+
+
+def _note_faster_type(metrics: Sequence[CaptionMetric], captions: int) -> None:
+    """Note, before a long run in float32 on a CPU, which type of numbers is faster there."""
+    neural = [metric.options for metric in metrics if metric.network is not None]
+    if captions < _LONG_RUN or not neural:
+        return
+    from capeval_core.models.device import has_bfloat16, resolve_device  # bring torch
+
     kinds = {(resolve_device(options.device).type, options.dtype) for options in neural}
-    if captions >= _LONG_RUN and kinds == {("cpu", "float32")} and has_bfloat16():
+    if kinds == {("cpu", "float32")} and has_bfloat16():
         faster = "this CPU computes in bfloat16: --dtype bfloat16 takes about a third of the time"
         terminal.note(f"{faster}, and moves single scores by some thousandths")
 
 
-def _note(metrics: _Metrics, names: Sequence[str], checked: Sequence[Sequence[Samples]]) -> None:
+def _note_odd_input(metrics: _Metrics, names: Sequence[str], checked: Sequence[Sequence[Samples]]) -> None:
     """Note what is odd about the captions of each system and their images, once for all metrics."""
     images = Notes(metrics)
     for place, name in enumerate(names):
+        samples_of_metrics = [samples[place] for samples in checked]
         texts = Notes(metrics)
-        of_metrics = [samples[place] for samples in checked]
-        references = [samples.references for samples in of_metrics if samples.references is not None]
-        texts.add_texts(of_metrics[0].captions, *references[:1])
-        texts.tell(f"{name}: " if len(names) > 1 else "")
-        for samples in of_metrics:
+        references = []
+        for samples in samples_of_metrics:
             images.add_images(samples)
+            if samples.references is not None:
+                references.append(samples.references)
+        texts.add_texts(samples_of_metrics[0].captions, *references[:1])
+        texts.tell(f"{name}: " if len(names) > 1 else "")
     images.tell()
 
 
-def _checked(metrics: _Metrics, options: _Options, collections: Sequence[Joined]) -> list[list[Samples]]:
+def _check_samples(
+    metrics: _Metrics, options: _Options, collections: Sequence[Joined]
+) -> list[list[Samples]]:
     """The samples of each system, by each metric. The first metric decodes every distinct picture; the others
     take its visuals instead of paths, broken ones too, which it has refused or kept."""
-    captions = [caption for collection in collections for caption in collection.captions]
-    paths = [image for collection in collections for image in collection.images]
-    references = [texts for collection in collections for texts in collection.references or []] or None
-    entries = [entry for collection in collections for entry in collection.entries or []] or None
+    captions: list[str] = []
+    paths: list[Any] = []
+    references: list[Any] = []
+    entries: list[Any] = []
+    for collection in collections:
+        captions += collection.captions
+        paths += collection.images
+        references += collection.references or []
+        entries += collection.entries or []
     ends = [0, *accumulate(len(collection.ids) for collection in collections)]
     visuals: list[Any] | None = None
     checked = []
-    for metric, own in zip(metrics, options, strict=True):
-        decodes = bool(metric.media) and not own.images_are_ids
-        images = visuals if decodes and visuals is not None else paths
-        own = own if images is paths else replace(own, on_error="nan")
-        samples = metric.check_input(own, captions, images, references, progress=True)
-        if not metric.media and entries is not None:  # texts alone are grouped by the ids of references
-            pairs = zip(entries, samples.references or [], strict=True)
-            sources = {entry: Texts(texts, entry) for entry, texts in pairs}
+    for metric, options_of_metric in zip(metrics, options, strict=True):
+        decodes = bool(metric.media) and not options_of_metric.images_are_ids
+        images = paths
+        if decodes and visuals is not None:
+            images = visuals
+            options_of_metric = replace(options_of_metric, on_error="nan")
+        samples = metric.check_input(options_of_metric, captions, images, references or None, progress=True)
+        if not metric.media and entries:  # texts alone are grouped by the ids of references
+            sources = {}
+            for entry, texts in zip(entries, samples.references or [], strict=True):
+                sources[entry] = Texts(texts, entry)
             samples = replace(samples, images=[Visual(entry, sources[entry]) for entry in entries])
         if decodes:
             visuals = list(samples.images)
-        checked.append([replace(samples[a:b], indices=range(b - a)) for a, b in pairwise(ends)])
+        of_systems = []
+        for start, end in pairwise(ends):
+            of_systems.append(replace(samples[start:end], indices=range(end - start)))
+        checked.append(of_systems)
     return checked
 
 
@@ -319,7 +420,8 @@ def _write_explanations(folder: Path, ids: Sequence[str], result: Any) -> None:
     for index, image_id in enumerate(tqdm(ids, "explain", disable=None, unit="caption")):
         name = image_id.replace("/", "_")
         numbers[name] += 1
-        path, explanation = f"{name}-{numbers[name]}", result.explain(index)
+        path = f"{name}-{numbers[name]}"
+        explanation = result.explain(index)
         content = {"id": image_id, "number": numbers[name], **explanation}
         common.write("--explain", folder / f"{path}.json", content)
         if index not in result.errors:
@@ -333,31 +435,40 @@ def _write_explanations(folder: Path, ids: Sequence[str], result: Any) -> None:
 
 
 def _parser(metrics: _Metrics) -> terminal.Parser:
-    about, several = _about(metrics), len(metrics) > 1
-    title = ",".join(metric.name for metric in metrics) if several else common.command_of(about)
-    own = argument_of(about.media)
-    needs = "yes" * any(metric.needs_references for metric in metrics)
-    shown = f"the {own} that they describe" * bool(own)
-    if all("boxes" in metric.media for metric in metrics if metric.media):
-        shown += "; none where --regions names features" * bool(own)
-    if "video" in about.media:
-        shown += ": files, or folders of frames"
-    drawn = "draw where each caption's score comes from, into a new folder"
-    options = "options of the metric" + "s; each but --set is for all that have it" * several
+    """The parser of `score METRIC`; a flag that no metric reads has no text, and so is not shown."""
+    about = _main_metric(metrics)
+    is_single = len(metrics) == 1
+    argument = argument_of(about.media)
+    texts = dict.fromkeys(["visuals", "needs", "references", "explain", "own_options", *ARGUMENTS], "")
+    if argument is not None:
+        texts["visuals"] = f" --{argument} FOLDER"
+        texts[argument] = f"the {argument} that they describe"
+        if all("boxes" in metric.media for metric in metrics if metric.media):
+            texts[argument] += "; none where --regions names features"
+        if "video" in about.media:
+            texts[argument] += ": files, or folders of frames"
+    if any(metric.needs_references for metric in metrics):
+        texts["visuals"] += "\n       --references FILE"
+        texts["needs"] = "yes"
+        texts["references"] = "reference captions"
+    options_title = "options of the metric"
+    if is_single:
+        title = common.command_of(about)
+        if about.plots:
+            texts["explain"] = "draw where each caption's score comes from, into a new folder"
+    else:
+        title = ",".join(metric.name for metric in metrics)
+        options_title += "s; each but --set is for all that have it"
+        texts["own_options"] = f"any option of one metric, e.g. {metrics[0].name}.device=cuda"
     parser = terminal.parser_of(
         f"score {title}",
         "score METRIC",
         "comparison",
         options=[FileOptions],
-        visuals=f" --{own} FOLDER" * bool(own) + "\n       --references FILE" * bool(needs),
         about="\n".join(f"{metric.title}: {metric.summary}" for metric in metrics),
+        options_title=options_title,
         **common.media_words(metrics),
-        **{name: shown * (name == own) for name in ARGUMENTS},  # hidden where they are ignored
-        references="reference captions" * bool(needs),
-        needs=needs,
-        explain=drawn * (not several and about.plots),
-        own_options=f"any option of one metric, e.g. {metrics[0].name}.device=cuda" * several,
-        options_title=options,
+        **texts,
     )
-    terminal.add_options(parser, options, {metric.name: metric.Options for metric in metrics})
+    terminal.add_options(parser, options_title, {metric.name: metric.Options for metric in metrics})
     return parser

@@ -14,13 +14,14 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from capeval_core.commands import common, terminal
+from capeval_core.errors import counted
 from capeval_core.inputs.notes import tell_of_images
 from capeval_core.project import install_command
 from capeval_core.registry import metric_classes
 from capeval_core.reports.figures import draw_histogram
 
 # What imports torch is imported where it is used, so that `capeval shards --help` does not wait.
-_OF_ONE_RUN = {"rows", "on_error", "evidence"}
+_NOT_FOR_SHARDS = {"rows", "on_error", "evidence"}
 """Options that mean nothing here: a target is kept or written anew, and a broken image costs its row."""
 _MOST_NAMES = 12  # columns that were not read and are named
 
@@ -28,24 +29,25 @@ _MOST_NAMES = 12  # columns that were not read and are named
 def run(arguments: list[str]) -> int:
     outputs = {"merge": _merge, "check": _check, "histogram": _histogram}
     kinds = terminal.kinds_of("shards", "score", *outputs)
-    name, rest = terminal.first_named(arguments, "shards", kinds)
+    name, arguments_left = terminal.first_named(arguments, "shards", kinds)
     if name == "score":
-        return _score(rest)
-    return outputs[name](terminal.parser_of(f"shards {name}", "shards outputs", f"shards {name}").read(rest))
+        return _score(arguments_left)
+    parser = terminal.parser_of(f"shards {name}", "shards outputs", f"shards {name}")
+    return outputs[name](parser.read(arguments_left))
 
 
 def _score(arguments: list[str]) -> int:
     titles = {name: metric.title for name, metric in metric_classes().items()}
-    name, rest = terminal.first_named(arguments, "shards score", titles, others=True)
+    name, arguments_left = terminal.first_named(arguments, "shards score", titles, open_ended=True)
     if "," in name:
         fix = "run it once for each, with an --output of its own"
         raise ValueError(f"METRIC {name}: a run scores with one metric: {fix}")
-    (metric,), rest = common.read_metrics("shards score", [name], rest)
+    (metric,), arguments_left = common.read_metrics("shards score", [name], arguments_left)
     words = {"about": f"{metric.title}: {metric.summary}", **common.media_words([metric])}
     command = f"shards score {common.command_of(metric)}"
     parser = terminal.parser_of(command, "shards score METRIC", **words)
-    terminal.add_options(parser, "options of the metric", {metric.name: metric.Options}, _OF_ONE_RUN)
-    flags = parser.read(rest)
+    terminal.add_options(parser, "options of the metric", {metric.name: metric.Options}, _NOT_FOR_SHARDS)
+    flags = parser.read(arguments_left)
     columns, on_ray = _check_flags(flags)
     from capeval_core.integrations.shards import BatchScorer, ShardResult
     from capeval_core.integrations.shards.places import Place
@@ -70,7 +72,7 @@ def _score(arguments: list[str]) -> int:
     results: list[Any] = []
     failures: dict[str, str] = {}
     start = time.monotonic()
-    resuming = "shards that are finished are kept: run the same command again to go on"
+    resuming = "shards that are finished are kept: run the same command again to resume"
     with terminal.interruptible(resuming), _Progress(len(shards)) as progress:
         if on_ray:
             terminal.complain("starting Ray" if flags.ray is None else f"connecting to Ray at {flags.ray}")
@@ -101,7 +103,7 @@ class _Progress:
         form = "{percentage:3.0f}%|{bar}| {n:.1f}/{total} shards [{elapsed}<{remaining}{postfix}]"
         # A line a minute where there is no terminal.
         lines: dict[str, Any] = {} if sys.stderr.isatty() else {"delay": 60, "mininterval": 60}
-        # Without smoothing the time left is by the mean rate: shards that were skipped say nothing of it.
+        # Without smoothing the remaining time is by the mean rate, to which skipped shards add nothing.
         self._bar = tqdm(total=shards, bar_format=form, smoothing=0, miniters=0, **lines)
         self._finished = 0
         self._pairs = 0
@@ -124,7 +126,7 @@ class _Progress:
         self._pairs += pairs
         self._pairs_of_shard += pairs
         share = min(1.0, self._pairs_of_shard / max(1, self._expected))
-        self._show(self._finished + share)
+        self._update(self._finished + share)
 
     def finish(self, *, skipped: bool = False, pairs: int = 0) -> None:
         """Count a shard, and pairs of it that were not counted yet."""
@@ -133,9 +135,9 @@ class _Progress:
         self._finished += 1
         if skipped:
             self._bar.initial += 1
-        self._show(self._finished)
+        self._update(self._finished)
 
-    def _show(self, shards: float) -> None:
+    def _update(self, shards: float) -> None:
         seconds = max(time.monotonic() - self._start, 1e-9)
         self._bar.set_postfix_str(
             f"{self._pairs:,} pairs, {self._pairs / seconds:,.1f} pairs/s", refresh=False
@@ -150,38 +152,49 @@ class _Progress:
 
 
 def _summarize(title: str, results: list[Any], failures: dict[str, str], *more: Sequence[str]) -> int:
-    """Print what became of all shards; the exit status."""
+    """Print the outcome of all shards; the exit status."""
     finished = [result for result in results if result.skipped]
     shards = len(results) + len(failures)
     rows = sum(result.rows for result in results)
     failed = sum(result.failed for result in results)
     truncated = sum(result.truncated for result in results)
-    read = [f"{role}={'|'.join(names)}" for result in results for role, names in result.columns.items()]
-    unread = dict.fromkeys(name for result in results for name in result.unread)
-    counts = {"finished before": len(finished), "without scores": len(failures)}
-    notes = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-    terminal.summary(
-        [title, _counted(shards, "shard") + (f" ({notes})" if notes else "")],
-        ["pairs", f"{rows:,} ({failed:,} failed, {truncated:,} truncated)"],
-        ["columns", ", ".join(dict.fromkeys(read)) or "n/a"],
-        *([["not read", _shortened([*unread])]] if unread else []),
-        *more,
-        ["signature", results[0].signature if results else "n/a"],
-    )
+    columns: dict[str, None] = {}
+    unread: dict[str, None] = {}
     traits: Counter[str] = Counter()
     for result in results:
+        for role, names in result.columns.items():
+            columns[f"{role}={'|'.join(names)}"] = None
+        unread |= dict.fromkeys(result.unread)
         traits.update(result.traits)
+    notes = []
+    if finished:
+        notes.append(f"{len(finished):,} finished before")
+    if failures:
+        notes.append(f"{len(failures):,} without scores")
+    extent = counted(shards, "shard")
+    if notes:
+        extent += f" ({', '.join(notes)})"
+    lines = [
+        [title, extent],
+        ["pairs", f"{rows:,} ({failed:,} failed, {truncated:,} truncated)"],
+        ["columns", ", ".join(columns) or "n/a"],
+    ]
+    if unread:
+        lines.append(["not read", _shortened([*unread])])
+    terminal.summary(*lines, *more, ["signature", results[0].signature if results else "n/a"])
     tell_of_images(traits, sum(result.scored for result in results))
-    # A reason that several shards share stands without their addresses.
+    # A reason that several shards share is told without their addresses.
     reasons = {source: reason.removeprefix(source).lstrip(": ") for source, reason in failures.items()}
-    shared = Counter(reasons.values())
-    lines = [why if shared[why] > 1 else f"{source}: {why}" for source, why in reasons.items()]
-    common.tell_reasons(lines, shards, "shards")
+    frequency = Counter(reasons.values())
+    texts = []
+    for source, reason in reasons.items():
+        texts.append(reason if frequency[reason] > 1 else f"{source}: {reason}")
+    common.tell_reasons(texts, shards, "shards")
     _complain_of_rows(results, failed)
     before = sum(result.outside for result in finished)
     if before:
-        text = f"{_counted(before, 'row')} of shards finished before failed by an image outside of the shard"
-        terminal.complain(f"{text}: once it is there and whole, add --retry-failed")
+        text = f"{counted(before, 'row')} of shards finished before failed by an image outside of the shard"
+        terminal.complain(f"{text}: once it can be read, add --retry-failed")
     return 1 if failures or 0 < rows == failed else 0
 
 
@@ -195,11 +208,11 @@ def _complain_of_rows(results: list[Any], failed: int) -> None:
         counts.add_all(result.failures)
         for error in result.failures:
             sources.setdefault(error, result.source)
-    common.tell_first(
-        f"{_counted(failed, 'row')} failed, as column `error` says:",
-        [f"{_counted(n, 'row')}, the first in {sources[error]}: {error}" for error, n in counts.rows.items()],
-        "more reasons",
-    )
+    lines = []
+    for error, number in counts.rows.items():
+        lines.append(f"{counted(number, 'row')}, the first in {sources[error]}: {error}")
+    title = f"{counted(failed, 'row')} failed, as column `error` says:"
+    common.tell_first(title, lines, "more reasons")
 
 
 def _shortened(names: Sequence[str]) -> str:
@@ -212,20 +225,23 @@ def _check_flags(flags: argparse.Namespace) -> tuple[dict[str, str], bool]:
     """The columns that are named, and whether Ray is to be used."""
     from capeval_core.integrations.shards.readers import check_columns
 
-    gpus, pairs = flags.gpus_per_worker, [pair.partition("=") for pair in (flags.columns or "").split(",")]
-    if flags.columns is not None and not all(all(pair) for pair in pairs):
-        raise ValueError(f"--columns {flags.columns}: expected WHAT=COLUMN,..., such as caption=alt_text")
+    column_of: dict[str, str] = {}
+    for pair in (flags.columns or "").split(",") if flags.columns is not None else []:
+        role, equals, column = pair.partition("=")
+        if not (role and equals and column):
+            raise ValueError(f"--columns {flags.columns}: expected WHAT=COLUMN,..., such as caption=alt_text")
+        column_of[role.strip()] = column.strip()
     if not flags.manifest.endswith(".json") or "/" in flags.manifest:
         raise ValueError(f"--manifest {flags.manifest}: expected the name of a file, such as manifest-3.json")
     on_ray = flags.workers > 1 or flags.ray is not None
     if on_ray and find_spec("ray") is None:
         raise ValueError(f"several --workers, and --ray, need Ray: {install_command('ray')}")
-    if gpus is not None and not on_ray:
+    if flags.gpus_per_worker is not None and not on_ray:
         raise ValueError("--gpus-per-worker is for several --workers, or --ray: use --device")
-    return check_columns({what.strip(): column.strip() for what, _, column in pairs if what}), on_ray
+    return check_columns(column_of), on_ray
 
 
-# what becomes of the outputs
+# commands on the outputs
 
 
 def _merge(flags: argparse.Namespace) -> int:
@@ -237,46 +253,45 @@ def _merge(flags: argparse.Namespace) -> int:
 
 
 def _check(flags: argparse.Namespace) -> int:
-    """Whether every uid is there once, all signatures are equal, all shards whole; 1 where not."""
+    """Check that every uid is there once, all signatures are equal, all shards whole; 1 where not."""
     from capeval_core.integrations.shards import check_shards
 
     check = check_shards(flags.folder)
+    damage = f"{len(check.damaged):,} damaged" if check.damaged else "all whole"
     terminal.summary(
-        [
-            "shards",
-            f"{check.shards:,} ({f'{len(check.damaged):,} damaged' if check.damaged else 'all whole'})",
-        ],
+        ["shards", f"{check.shards:,} ({damage})"],
         ["rows", f"{check.rows:,} ({sum(check.failed.values()):,} failed)"],
         ["uids", f"{check.repeated:,} rows repeat one" if check.repeated else "all unique"],
         *(
-            ["signature", f"{text} ({_counted(len(names), 'shard')})"]
+            ["signature", f"{text} ({counted(len(names), 'shard')})"]
             for text, names in check.signatures.items()
         ),
     )
     tell = common.tell_first
     damaged = [f"{name} {why}" for name, why in check.damaged.items() if name not in check.foreign]
     foreign = [f"{name} {check.damaged[name]}" for name in check.foreign]
-    tell(f"{_counted(len(damaged), 'shard')} damaged; the same `shards score` again replaces them:", damaged)
-    tell(f"{_counted(len(foreign), 'file')} of something else; move them away:", foreign)
+    tell(f"{counted(len(damaged), 'shard')} damaged; the same `shards score` again replaces them:", damaged)
+    tell(f"{counted(len(foreign), 'file')} of something else; move them away:", foreign)
     failed = [
         f"{name}: {rows:,}{', all of its rows' if name in check.without_scores else ''}"
         for name, rows in check.failed.items()
     ]
-    tell(f"{_counted(len(failed), 'shard')} with rows that failed:", failed)
-    tell("why rows failed:", [f"{_counted(rows, 'row')}: {error}" for error, rows in check.failures.items()])
+    tell(f"{counted(len(failed), 'shard')} with rows that failed:", failed)
+    tell("why rows failed:", [f"{counted(rows, 'row')}: {error}" for error, rows in check.failures.items()])
     if check.outside:
-        text = f"{_counted(check.outside, 'row')} failed by an image outside of the shard"
-        terminal.complain(f"{text}: once it is there and whole, `shards score --retry-failed` scores them")
+        text = f"{counted(check.outside, 'row')} failed by an image outside of the shard"
+        terminal.complain(f"{text}: once it can be read, `shards score --retry-failed` scores them")
     elif check.failures:
-        terminal.complain("no retry mends these rows: what is wrong lies in the shards themselves")
+        terminal.complain("no retry mends these rows: the faults are in the shards themselves")
     repeated = []
     for uid, rows_of in check.duplicates.items():
         places = ", ".join(f"{rows} in {name}" for name, rows in rows_of.items())
         repeated.append(f"{uid!r}: {places}")
-    tell(f"{_counted(check.repeated, 'row')} with a uid that another row has:", repeated)
-    rare = sorted(check.signatures.values(), key=len)[:-1]
-    others = [name for names in rare for name in names]
-    tell("scores of different signatures cannot be compared; score these shards again with one:", others)
+    tell(f"{counted(check.repeated, 'row')} with a uid that another row has:", repeated)
+    different = []  # the shards of all signatures but the most frequent
+    for names in sorted(check.signatures.values(), key=len)[:-1]:
+        different += names
+    tell("scores of different signatures cannot be compared; score these shards again with one:", different)
     tell("unfinished files, which the next run there removes, or another one is writing:", check.unfinished)
     return 0 if check.ok else 1
 
@@ -285,30 +300,35 @@ def _histogram(flags: argparse.Namespace) -> int:
     """The distribution of all scores; 1 where there is no score."""
     from capeval_core.integrations.shards import score_histogram
 
-    found = score_histogram(flags.folder, keep=flags.keep)
-    rows = [["rows", f"{found.scored + found.failed:,} ({found.failed:,} without a score)"]]
-    best, threshold = [], None
-    if found.scored:
-        rows += [["mean", f"{found.mean:.4f}"], ["range", f"{found.least:.4f} to {found.most:.4f}"]]
-    if found.scored and flags.keep is not None:
-        threshold = found.threshold
-        kept = f"keeps {_counted(found.kept, 'row')}, {found.kept / found.scored:.2%} of those with a score"
-        from_on = f"score >= {math.floor(threshold * 1e6) / 1e6:.6f}"
-        best = [[f"best {100 * flags.keep:g}%", f"{from_on} {kept}"]]
-    marks = {f"{share:.0%}": value for share, value in found.quantiles.items() if math.isfinite(value)}
+    histogram = score_histogram(flags.folder, keep=flags.keep)
+    extent = f"{histogram.scored + histogram.failed:,} ({histogram.failed:,} without a score)"
+    rows = [["rows", extent]]
+    best = []
+    threshold = None
+    if histogram.scored:
+        rows.append(["mean", f"{histogram.mean:.4f}"])
+        rows.append(["range", f"{histogram.least:.4f} to {histogram.most:.4f}"])
+    if histogram.scored and flags.keep is not None:
+        threshold = histogram.threshold
+        share = f"{histogram.kept / histogram.scored:.2%} of those with a score"
+        # Rounded down, so that the printed threshold keeps no fewer.
+        condition = f"score >= {math.floor(threshold * 1e6) / 1e6:.6f}"
+        best = [
+            [f"best {100 * flags.keep:g}%", f"{condition} keeps {counted(histogram.kept, 'row')}, {share}"]
+        ]
+    marks = {f"{part:.0%}": value for part, value in histogram.quantiles.items() if math.isfinite(value)}
     if flags.png is not None:
-        title, note = f"Scores in {flags.folder}", "; ".join(map(" ".join, [*rows, *best]))
-        picture = draw_histogram(title, (found.edges, found.counts), marks, threshold, note)
+        note = "; ".join(" ".join(row) for row in [*rows, *best])
+        edges_and_counts = (histogram.edges, histogram.counts)
+        picture = draw_histogram(f"Scores in {flags.folder}", edges_and_counts, marks, threshold, note)
         common.write("--png", flags.png, picture)
-    if found.scored:
-        counts = found.counts.reshape(-1, 3).sum(axis=1)  # three bins in a line
-        marked = ["#" * math.ceil(50 * count / counts.max()) + f" {count:,}" for count in counts]
-        edges = (f"{edge:.6g}" for edge in found.edges[:-1:3])
-        terminal.summary(*zip(edges, marked, strict=True))
+    if histogram.scored:
+        counts = histogram.counts.reshape(-1, 3).sum(axis=1)  # three bins in a line
+        lines = []
+        for edge, count in zip(histogram.edges[:-1:3], counts, strict=True):
+            bar = "#" * math.ceil(50 * count / counts.max())
+            lines.append([f"{edge:.6g}", f"{bar} {count:,}"])
+        terminal.summary(*lines)
         print()
     terminal.summary(*rows, *([name, f"{value:.4f}"] for name, value in marks.items()), *best)
-    return 0 if found.scored else 1
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return 0 if histogram.scored else 1

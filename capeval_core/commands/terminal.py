@@ -1,4 +1,4 @@
-"""What stands in a terminal: parsers of arguments, messages on stderr, text in columns, and Ctrl-C."""
+"""Terminal output and argument parsing: messages on stderr, text in columns, parsers, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from capeval_core.errors import did_you_mean
 from capeval_core.project import __version__
 
 _WIDEST = 100  # lines longer than this are hard to read
-_WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+_WRAPPING: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 
 
 def complain(message: str) -> None:
@@ -34,7 +34,7 @@ def complain(message: str) -> None:
 
 
 def note(message: str) -> None:
-    """What is odd about the input and changes no number, on stderr; nothing after --quiet."""
+    """A note on stderr about odd input that changes no number; nothing after --quiet."""
     if errors.wants_notes():
         complain(f"note: {message}")
 
@@ -46,34 +46,42 @@ def terminal_width() -> int:
 
 def table(rows: Sequence[Sequence[str]], *, indent: str = "", wrap: bool = True) -> str:
     """Rows of cells in aligned columns; the last column is wrapped to the terminal."""
-    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
-    left = len(indent) + sum(widths) + 2 * len(widths)
-    space = max(terminal_width() - left, 20) if wrap else sys.maxsize
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns[:-1]]
+    # Two blanks part the columns; the lines of a wrapped cell begin where its first one does.
+    margin = len(indent) + sum(widths) + 2 * len(widths)
+    space = max(terminal_width() - margin, 20) if wrap else sys.maxsize
     lines = []
     for row in rows:
-        head = indent + "".join(f"{cell:<{wide}}  " for cell, wide in zip(row, widths, strict=False))
-        first, *more = textwrap.wrap(row[-1], space, **_WHOLE_WORDS) or [""]
-        lines += [(head + first).rstrip(), *(" " * left + line for line in more)]
+        start = indent
+        for cell, width in zip(row, widths, strict=False):
+            start += f"{cell:<{width}}  "
+        wrapped = textwrap.wrap(row[-1], space, **_WRAPPING) or [""]
+        lines.append((start + wrapped[0]).rstrip())
+        lines += [" " * margin + line for line in wrapped[1:]]
     return "\n".join(lines)
 
 
 def summary(*rows: Sequence[str]) -> None:
-    """Print what came out, in lines that are not wrapped."""
+    """Print the outcome of a command, in lines that are not wrapped."""
     print(table(rows, wrap=False), flush=True)
 
 
 def paragraph(text: str, indent: str = "") -> str:
     """Text wrapped to the terminal; long addresses stay whole."""
     indents: Any = {"initial_indent": indent, "subsequent_indent": indent}
-    return textwrap.fill(text, terminal_width(), **indents, **_WHOLE_WORDS)
+    return textwrap.fill(text, terminal_width(), **indents, **_WRAPPING)
 
 
 # arguments
 
 
-def _number(kind: Callable[[str], Any], fits: Callable[[Any], bool], expected: str) -> Callable[[str], Any]:
+def _number(
+    kind: Callable[[str], Any], is_valid: Callable[[Any], bool], expected: str
+) -> Callable[[str], Any]:
     def number(text: str) -> Any:
-        if not fits(value := kind(text)):
+        value = kind(text)
+        if not is_valid(value):
             raise argparse.ArgumentTypeError(f"expected {expected}, found {text}")
         return value
 
@@ -81,35 +89,51 @@ def _number(kind: Callable[[str], Any], fits: Callable[[Any], bool], expected: s
 
 
 def _setting(text: str) -> tuple[str, str, Any]:
-    found = re.fullmatch(r"([^.=]+)\.([^=]+)=(.*)", text, re.DOTALL)
-    if found is None:
+    """The metric, the option and the value of METRIC.OPTION=VALUE."""
+    match = re.fullmatch(r"([^.=]+)\.([^=]+)=(.*)", text, re.DOTALL)
+    if match is None:
         raise argparse.ArgumentTypeError(f"expected METRIC.OPTION=VALUE, e.g. pacs.device=cuda, found {text}")
-    value: Any = found[3]
+    value: Any = match[3]
     with suppress(json.JSONDecodeError):
         value = json.loads(value)
-    return found[1], found[2].replace("-", "_"), value
+    return match[1], match[2].replace("-", "_"), value
+
+
+def names_in(text: str) -> list[str]:
+    """The names that commas separate."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _input(text: str) -> str:
+    """A file to read, by its path or address; `-` is standard input."""
+    return text
+
+
+def _output(text: str) -> Path:
+    """A file to write, which no other flag may name."""
+    return Path(text)
 
 
 TYPES: dict[str, Callable[[str], Any]] = {
-    "FILE": Path,
-    "FOLDER": Path,
-    "OUT": Path,
-    "Path": Path,
-    "N": int,
-    "X": float,
-    "COUNT": _number(int, lambda number: number >= 0, "0 or more"),
-    "WORKERS": _number(int, lambda number: number >= 1, "at least 1"),
-    "GPUS": _number(float, lambda number: 0 <= number < math.inf, "a number of at least 0"),
-    "LEVEL": _number(float, lambda number: 0 < number < 1, "a number between 0 and 1"),
-    "PORT": _number(int, range(1, 65_536).__contains__, "a number from 1 to 65535"),
-    "METRIC.OPTION=VALUE": _setting,
-    "NAMES": lambda text: [name.strip() for name in text.split(",") if name.strip()],
-}  # of a flag's value, by the word that stands for it
+    "path": Path,
+    "input": _input,
+    "output": _output,
+    "integer": int,
+    "number": float,
+    "count": _number(int, lambda number: number >= 0, "0 or more"),
+    "positive": _number(int, lambda number: number >= 1, "at least 1"),
+    "amount": _number(float, lambda number: 0 <= number < math.inf, "a number of at least 0"),
+    "probability": _number(float, lambda number: 0 < number < 1, "a number between 0 and 1"),
+    "port": _number(int, range(1, 65_536).__contains__, "a number from 1 to 65535"),
+    "setting": _setting,
+    "names": names_in,
+}
+"""The reading of a flag's value, by its `type` in `words.toml`."""
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
     def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(" ".join(text.split()), width, **_WHOLE_WORDS)
+        return textwrap.wrap(" ".join(text.split()), width, **_WRAPPING)
 
 
 class Parser(argparse.ArgumentParser):
@@ -133,35 +157,40 @@ class Parser(argparse.ArgumentParser):
 
     def group(self, title: str) -> argparse._ArgumentGroup:
         """The group of flags with this title, which is made where there is none."""
-        there = [group for group in self._action_groups if group.title == title]
-        return there[0] if there else self.add_argument_group(title)
+        for group in self._action_groups:
+            if group.title == title:
+                return group
+        return self.add_argument_group(title)
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """The arguments, or status 2 with a message; files that cannot be written are refused, too."""
-        for name in (one.partition("=")[0] for one in arguments if one.startswith("--") and one != "--"):
-            if name not in self._option_string_actions:
+        for argument in arguments:
+            name = argument.partition("=")[0]
+            if name.startswith("--") and argument != "--" and name not in self._option_string_actions:
                 hint = did_you_mean(name, self._option_string_actions, closeness=0.75)
                 self.error(f"unknown option {name}{hint}")
         self._refuse_repeated(arguments)
-        flags, files = self.parse_args(arguments), list[tuple[str, Any]]()
+        flags = self.parse_args(arguments)
+        files: list[tuple[str, Any]] = []  # the flags that name files so far, and the files
         for action in self._actions:
             value = getattr(flags, action.dest, None)
-            if value is not None and (action.type is Path or action.metavar == "FILE"):
-                name = (action.option_strings or [str(action.metavar)])[0]
-                if action.metavar in ("OUT", "BEST.csv"):  # which are written
-                    check_output(name, value, files)
-                files += [(name, path) for path in (value if action.nargs else [value])]
+            # Switches, numbers and names of the Hub are not files.
+            if value is None or action.type not in (Path, _input, _output):
+                continue
+            name = (action.option_strings or [str(action.metavar)])[0]
+            if action.type is _output:
+                check_output(name, value, files)
+            for path in value if isinstance(value, list) else [value]:
+                files.append((name, path))
         if flags.quiet:
             errors.without_notes()
         return flags
 
     def _refuse_repeated(self, arguments: Sequence[str]) -> None:
         """Refuse a flag that is given twice where the last one alone would count."""
-        given_flags = Counter(
-            argument.partition("=")[0] for argument in arguments if argument.startswith("--")
-        )
+        counts = Counter(argument.partition("=")[0] for argument in arguments if argument.startswith("--"))
         for action in self._actions:
-            times = sum(given_flags[name] for name in action.option_strings)
+            times = sum(counts[name] for name in action.option_strings)
             # `_StoreAction` takes the last value; those that extend or append take all.
             if times > 1 and type(action) is argparse._StoreAction:
                 self.error(f"{action.option_strings[0]} is given {times} times: give it once")
@@ -172,53 +201,62 @@ class Parser(argparse.ArgumentParser):
         self.exit(2)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        known = list(map(str, action.choices or ()))
-        for one in value if isinstance(value, list) else [value]:
-            if known and str(one) not in known:
-                hint = did_you_mean(one, known) if isinstance(one, str) else ""
-                text = f"invalid choice: {one!r}{hint} (choose from {', '.join(known)})"
+        choices = list(map(str, action.choices or ()))
+        for entry in value if isinstance(value, list) else [value]:
+            if choices and str(entry) not in choices:
+                hint = did_you_mean(entry, choices) if isinstance(entry, str) else ""
+                text = f"invalid choice: {entry!r}{hint} (choose from {', '.join(choices)})"
                 raise argparse.ArgumentError(action, text)
 
 
 def check_output(name: str, out: Path, files: Sequence[tuple[str, Any]] = ()) -> None:
     """Refuse a file that could not be written, or that another flag names."""
-    same = next((flag for flag, path in files if Path(path).resolve() == out.resolve()), "")
-    writable = os.access(out if out.exists() else out.parent, os.W_OK)
-    reasons = {
-        "standard output shows the summary": str(out) == "-",
-        "it is a folder": out.is_dir(),
-        f"there is no folder {out.parent}": not out.parent.is_dir(),
-        f"it is the file of {same}, which it would overwrite": bool(same),
-        "it cannot be written (permission denied)": not writable,
-    }
-    if reason := next((reason for reason, fails in reasons.items() if fails), ""):
+    reason = ""
+    if str(out) == "-":
+        reason = "standard output shows the summary"
+    elif out.is_dir():
+        reason = "it is a folder"
+    elif not out.parent.is_dir():
+        reason = f"there is no folder {out.parent}"
+    else:
+        for other_name, path in files:
+            if Path(path).resolve() == out.resolve():
+                reason = f"it is the file of {other_name}, which it would overwrite"
+                break
+    if not reason and not os.access(out if out.exists() else out.parent, os.W_OK):
+        reason = "it cannot be written (permission denied)"
+    if reason:
         raise ValueError(f"{name} {out}: {reason}: name another file")
 
 
 @cache
 def help_texts() -> dict[str, Any]:
-    """`words.toml`: what `--help` says."""
+    """The texts of `--help`, of `words.toml`."""
     return tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 
 
 def _filled(value: Any, words: Mapping[str, object]) -> Any:
     """A part of `words.toml` with `words` in place of `$name`."""
     if isinstance(value, dict):
-        return {_filled(key, words): _filled(own, words) for key, own in value.items()}
+        return {_filled(key, words): _filled(part, words) for key, part in value.items()}
+    if not isinstance(value, str):
+        return value
     shared = {"files": help_texts()["files"]["epilog"], "shards": help_texts()["collection"]["epilog"]}
-    return Template(value).substitute({**shared, **words}) if isinstance(value, str) else value
+    return Template(value).substitute({**shared, **words})
 
 
 def parser_of(command: str, *tables: str, options: Sequence[Any] = (), **words: object) -> Parser:
     """The parser of a command, of tables of `words.toml`, where `words` take the place of `$name`; and of
     classes of options, each a group under what its docstring says first."""
-    merged: dict[str, Any] = {}
+    texts: dict[str, Any] = {}
     groups: list[tuple[str, dict[str, Any]]] = []
     for name in tables or (command,):
-        found = _filled(help_texts()[name], words)
-        groups += [(title, own) for title, own in found.items() if isinstance(own, dict)]
-        merged |= {key: text for key, text in found.items() if isinstance(text, str) and key != "what"}
-    parser = Parser(command, **merged)
+        for key, part in _filled(help_texts()[name], words).items():
+            if isinstance(part, dict):
+                groups.append((key, part))
+            elif isinstance(part, str) and key != "what":
+                texts[key] = part
+    parser = Parser(command, **texts)
     for title, flags in groups:
         for name, entry in flags.items():
             group = parser if title == "arguments" else parser.group(title)
@@ -229,44 +267,51 @@ def parser_of(command: str, *tables: str, options: Sequence[Any] = (), **words: 
 
 
 def kinds_of(command: str, *names: str) -> dict[str, str]:
-    """What a command may do, and what `words.toml` says of each."""
+    """The kinds of a command by name, and the sentence of `words.toml` about each."""
     return {name: help_texts()[f"{command} {name}"]["about"] for name in names}
 
 
 def first_named(
-    arguments: list[str], command: str, known: Mapping[str, str], *, others: bool = False
+    arguments: list[str], command: str, choices: Mapping[str, str], *, open_ended: bool = False
 ) -> tuple[str, list[str]]:
-    """The first argument, one of `known` or of `others`, and the rest; without one the help, or an error."""
+    """The first argument and the arguments after it; without one the help, or an error.
+
+    choices: names with a text each. open_ended: other names pass, too.
+    """
     texts = _filled(help_texts()[command or "capeval"], {})
     what, usage, more = (texts.pop(name, "") for name in ("what", "usage", "epilog"))
     hint = f"`{f'capeval {command}'.strip()} {what} --help` says more. {more}"
     parser = Parser(command, f"{what} {usage}", epilog=hint, **texts)
     if not command:
         parser.add_argument("--version", action="version", version=f"capeval {__version__}")
-    listed = table([*known.items()], indent="  ")
-    parser.epilog = f"{what}:\n{listed}\n\n{parser.epilog}"
-    choices = None if others else [*known]
-    parser.add_argument("name", metavar=what, nargs="?", choices=choices, help=argparse.SUPPRESS)
+    names_with_texts = table([*choices.items()], indent="  ")
+    parser.epilog = f"{what}:\n{names_with_texts}\n\n{parser.epilog}"
+    names = None if open_ended else [*choices]
+    parser.add_argument("name", metavar=what, nargs="?", choices=names, help=argparse.SUPPRESS)
     first = arguments[:1]
+    # The rest is for the parser of what is named, which knows its own flags.
     name = (parser.parse_known_args(first)[0] if command else parser.read(first)).name
     if name is None:
-        parser.error(f"{what} is missing: name one of {', '.join(known)}")
+        parser.error(f"{what} is missing: name one of {', '.join(choices)}")
     return name, arguments[1:]
 
 
 def flag(group: argparse._ActionsContainer, name: str, help: str, **settings: Any) -> None:
-    """A flag or an argument, with the word for its value: `--out FOLDER`; hidden without a text."""
-    name, _, value = name.partition(" ")
-    kind = TYPES.get(settings.pop("type", value), str)
-    if value:
-        settings = {"metavar": value, "type": kind, **settings}
+    """A flag or an argument, with the word for its value: `--out FOLDER`; hidden without a text.
+
+    settings: `type`, one of `TYPES`, a text without it; the others are argparse's.
+    """
+    name, _, word = name.partition(" ")
+    kind = TYPES[settings.pop("type")] if "type" in settings else str
+    if word:
+        settings = {"metavar": word, "type": kind, **settings}
     elif name.startswith("-"):
         settings = {"action": "store_true", **settings}
-    choices = value[1:-1] if value.startswith("{") else settings.get("choices")
+    choices = word[1:-1] if word.startswith("{") else settings.get("choices")
     if isinstance(choices, str):
         settings["choices"] = choices.split(",")
     if settings.get("nargs") == "+" and name.startswith("-"):
-        settings["action"] = "extend"  # a flag that is given twice counts twice
+        settings["action"] = "extend"  # a flag that is repeated adds its values
     if "required" in settings:
         settings["required"] = bool(settings["required"])
     group.add_argument(*name.split(","), help=help or argparse.SUPPRESS, **settings)
@@ -282,28 +327,30 @@ def add_options(parser: Parser, title: str, classes: Mapping[str, Any], leave_ou
         for option in class_.describe().values():
             if option.flag and option.name not in leave_out:
                 flags.setdefault(option.name, []).append((metric, option))
-    for name, own in flags.items():
-        option = own[0][1]
-        texts: dict[str, list[str]] = {}
-        for metric, other in own:
-            texts.setdefault(_help_of(other), []).append(metric)
-        parts = [
-            text if len(metrics) == len(classes) else f"{', '.join(metrics)}: {text}"
-            for text, metrics in texts.items()
-        ]
-        shape: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": "; ".join(parts)}
+    for name, entries in flags.items():
+        # An option of several metrics is one flag, with their texts where these differ.
+        option = entries[0][1]
+        metrics_of_text: dict[str, list[str]] = {}
+        for metric, option_of_metric in entries:
+            metrics_of_text.setdefault(_help_of(option_of_metric), []).append(metric)
+        texts = []
+        for text, metrics in metrics_of_text.items():
+            texts.append(text if len(metrics) == len(classes) else f"{', '.join(metrics)}: {text}")
+        settings: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": "; ".join(texts)}
         flag_name = name.replace("_", "-")
         if isinstance(option.flag, str):
             flag_name = option.flag
-            shape |= {"action": "store_const", "const": option.choices[0]}
+            settings |= {"action": "store_const", "const": option.choices[0]}
         elif option.type == "bool":
-            shape["action"] = argparse.BooleanOptionalAction if option.default else "store_true"
+            settings["action"] = argparse.BooleanOptionalAction if option.default else "store_true"
         elif option.choices:
-            shape["metavar"] = "NAME"
-        for number, letter in (("int", "N"), ("float", "X")):
-            if number in option.type.split(" | "):
-                shape |= {"type": TYPES[letter], "metavar": letter}
-        parser.group(title).add_argument(f"--{flag_name}", **shape)
+            settings["metavar"] = "NAME"
+        kinds = option.type.split(" | ")
+        if "int" in kinds:
+            settings |= {"type": int, "metavar": "N"}
+        if "float" in kinds:
+            settings |= {"type": float, "metavar": "X"}
+        parser.group(title).add_argument(f"--{flag_name}", **settings)
 
 
 def _help_of(option: Any) -> str:
@@ -311,8 +358,9 @@ def _help_of(option: Any) -> str:
     text: str = option.help.replace("None: ", "default: ").replace("%", "%%")
     if option.type != "bool" and option.default not in (None, ""):
         text += f" (default: {option.default})"
-    listed = option.choices and not isinstance(option.flag, str)
-    return text + (f"; one of {', '.join(map(str, option.choices))}" if listed else "")
+    if option.choices and not isinstance(option.flag, str):
+        text += f"; one of {', '.join(map(str, option.choices))}"
+    return text
 
 
 # Ctrl-C ends the process at once until work begins that is kept, and then raises as Python does it
@@ -329,7 +377,7 @@ def leave(*_: object) -> None:
 
 @contextmanager
 def interruptible(how: str) -> Iterator[None]:
-    """Let an interrupt of the block say how the command goes on."""
+    """Let an interrupt of the block say how the command is resumed."""
     leaves = signal.getsignal(signal.SIGINT) is leave
     try:
         if leaves:
@@ -344,7 +392,7 @@ def interruptible(how: str) -> Iterator[None]:
 
 
 def resuming(rows: object, flag: str = "--rows FOLDER") -> str:
-    """How a run goes on that keeps its rows in a folder, or in none."""
+    """Advice on resuming a run that keeps its rows in a folder, or in none."""
     if rows is None:
         return f"with {flag} a run can be resumed"
     return f"rows are kept in {rows}: run the same command again to resume"

@@ -19,7 +19,7 @@ from capeval_core.weights.folder import WeightsError
 
 def run(arguments: list[str]) -> int:
     titles = {name: metric.title for name, metric in metric_classes().items()}
-    metric_name, flag_arguments = first_named(arguments, "verify", titles, others=True)
+    metric_name, flag_arguments = first_named(arguments, "verify", titles, open_ended=True)
     class_ = metric_class(metric_name)
     flags = parser_of(f"verify {class_.name}", "verify METRIC").read(flag_arguments)
     for flag, folder in (("--data", flags.data), ("--images", flags.images)):

@@ -1,11 +1,11 @@
-"""`capeval why`: the variant of a metric that makes somebody else's number."""
+"""`capeval why`: the variant of a metric that reproduces a score reported elsewhere."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from capeval_core.commands import common
-from capeval_core.commands.terminal import TYPES, parser_of, table
+from capeval_core.commands.terminal import names_in, parser_of, table
 from capeval_core.inputs.columns import FileOptions
 from capeval_core.judgements.stored import read_scores_of
 from capeval_core.registry import metric_class
@@ -22,12 +22,22 @@ def run(arguments: list[str]) -> int:
         try:
             float(theirs)
         except ValueError:
-            raise ValueError(f"{theirs}: there is no such file, and it is no number") from None
-    given = (file.captions, file.images, file.references)
-    options = {**options, "ids": file.ids, "backbones": TYPES["NAMES"](",".join(flags.backbones))}
+            raise ValueError(f"{theirs}: there is no such file, and it is not a number") from None
+    options = {**options, "ids": file.ids, "backbones": names_in(",".join(flags.backbones))}
     with common.naming_rows(file.ids):
-        outcome = why(theirs, flags.metric, *given, most=flags.most, progress=True, **options)
-    rows = [[own["variant"], _number(own["number"]), f"{own['agree']:.0%}"] for own in outcome.table]
+        outcome = why(
+            theirs,
+            flags.metric,
+            file.captions,
+            file.images,
+            file.references,
+            most=flags.most,
+            progress=True,
+            **options,
+        )
+    rows = []
+    for variant in outcome.table:
+        rows.append([variant["variant"], _number(variant["number"]), f"{variant['agree']:.0%}"])
     print(table([["VARIANT", "NUMBER", "AGREE"], *rows]), outcome.sentence, sep="\n\n")
     common.write("--json", flags.json, vars(outcome))
     return 0 if outcome.remaining else 1

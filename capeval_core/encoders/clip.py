@@ -217,8 +217,13 @@ class ClipTowers(CheckedModel):
     def prepare(self) -> None:
         self.preprocessing = Preprocessing(**self.config["preprocessing"])
         self.dimension: int = self.config["architecture"]["embed_dim"]
-        self.tokenizer = ClipTokenizer(self.model.context_length)
+        self.tokenizer = self.tokenizer_of(self.config)
         self.triton = self.device.type != "cpu" and usable_kernels(self.device, DTYPES[self.dtype])
+
+    @classmethod
+    def tokenizer_of(cls, config: dict[str, Any]) -> ClipTokenizer:
+        """The tokenizer of a config, without tensors."""
+        return ClipTokenizer(read(cls.Settings, config, "").architecture.text.context_length)
 
     @classmethod
     def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:

@@ -380,8 +380,13 @@ class FasterRcnn(_Detector, tags=["object-detection", "faster-rcnn"]):
         """This network with another way to choose boxes."""
         chosen = copy(self)
         chosen.rule = selection
-        chosen.fingerprint = f"{self.fingerprint}-{selection}"
+        chosen.fingerprint = self.selected_fingerprint(self.fingerprint, selection)
         return chosen
+
+    @staticmethod
+    def selected_fingerprint(fingerprint: str, selection: Selection) -> str:
+        """The fingerprint of boxes that are chosen in a way, by that of their network."""
+        return f"{fingerprint}-{selection}"
 
     def resized(self, size: tuple[int, int]) -> tuple[int, int]:
         """Size of the network's input for an image of (height, width). The shorter side has its fixed length,

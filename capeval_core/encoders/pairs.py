@@ -20,7 +20,7 @@ from capeval_core.encoders.tokenizers import Ids, Tokens, WordPiece, bytes_of
 from capeval_core.inputs.boxes import InputBoxes, boxes_of
 from capeval_core.kept import write_whole
 from capeval_core.models.batching import BatchSize
-from capeval_core.models.config import Layers, Switch, Width, Words
+from capeval_core.models.config import Layers, Switch, Width, Words, read
 from capeval_core.models.device import Arriving
 from capeval_core.models.model import CheckedModel
 from capeval_core.ragged import Floats
@@ -114,20 +114,28 @@ class PairEncoder(CheckedModel):
         """States of visuals that all of their texts share, on the encoder's device."""
 
     def prepare(self) -> None:
-        words, sizes = self.config["vocabulary"], self.text_sizes(self.settings)
-        length, longest = self.settings.context_length, sizes.max_position_embeddings
+        self.tokenizer = self.tokenizer_of(self.config)
+
+    @classmethod
+    def tokenizer_of(cls, config: dict[str, Any]) -> WordPiece:
+        """The tokenizer of a config, without tensors; WeightsError where it does not fit the network."""
+        settings = read(cls.Settings, config, "")
+        sizes = cls.text_sizes(settings)
+        words = config["vocabulary"]
+        length = settings.context_length
+        longest = sizes.max_position_embeddings
         if len(words) > sizes.vocab_size:
             known = f"the model knows {sizes.vocab_size}"
             raise WeightsError(f"the vocabulary has {len(words)} words, but {known}")
         if not 3 <= length <= longest:
             raise WeightsError(f"context_length is {length}, expected a whole number from 3 to {longest}")
         try:
-            self.tokenizer = WordPiece(
+            return WordPiece(
                 words,
                 length,
-                lowercase=self.settings.lowercase is not False,
-                keep_end=self.keeps_end,
-                split=self.splits,
+                lowercase=settings.lowercase is not False,
+                keep_end=cls.keeps_end,
+                split=cls.splits,
             )
         except ValueError as error:
             raise WeightsError(str(error)) from error

@@ -64,37 +64,46 @@ class CocoScores:
     def __init__(
         self, gts: Any, res: Any, *, metrics: Sequence[str] = tuple(_COUNTED), tokenize: bool = True
     ) -> None:
-        names, known = [metrics] if isinstance(metrics, str) else metrics, [*_COUNTED, *_JAVA]
-        fix = f"expected one of {', '.join(known)}"
-        Problems(
-            Problem(f"metrics[{i}]", f"is {name!r}", f"{fix}{did_you_mean(name, known)}")
-            for i, name in enumerate(names)
-            if name not in known
-        ).raise_if_any()
+        names = [metrics] if isinstance(metrics, str) else metrics
+        metric_names = {**_COUNTED, **_JAVA}
+        problems = Problems()
+        for i, name in enumerate(names):
+            if name not in metric_names:
+                fix = f"expected one of {', '.join(metric_names)}{did_you_mean(name, metric_names)}"
+                problems.add(Problem(f"metrics[{i}]", f"is {name!r}", fix))
+        problems.raise_if_any()
         samples = self._checked(gts, res)
         check_java([name for name in _JAVA if name in names])
-        opened: dict[str, Any] = {
-            name: load(own, empty="score") for name, own in {**_COUNTED, **_JAVA}.items() if name in names
-        }
+        opened: dict[str, Any] = {}
+        for name, metric_name in metric_names.items():
+            if name in names:
+                opened[name] = load(metric_name, empty="score")
         results = score_together([*opened.values()], samples, ptb_tokens if tokenize else _SPACED.findall)
         self.results = dict(zip(opened, results, strict=True))
-        self.eval, self.arrays = {}, {}
+        self.eval = {}
+        self.arrays = {}
         for name, result in self.results.items():
             for part, value in sorted(result.numbers.items()):
+                # BLEU has a number for each length of n-grams, the others have one.
                 key = part.capitalize() if name == "BLEU" else name
-                self.eval[key], self.arrays[key] = value, np.array(result.parts.get(part, result.scores))
+                self.eval[key] = value
+                self.arrays[key] = np.array(result.parts.get(part, result.scores))
         rows = zip(self.ids, *(scores.tolist() for scores in self.arrays.values()), strict=True)
         self.evalImgs = [dict(zip(["image_id", *self.arrays], row, strict=True)) for row in rows]
         self.imgToEval = dict(zip(self.ids, self.evalImgs, strict=True))
 
     def _checked(self, gts: Any, res: Any) -> Samples:
         """A row per image; `ids` are their keys."""
-        problems, fix = Problems(), "pass references and a caption of each image"
-        references, captions = _annotations(gts, "gts", problems), _annotations(res, "res", problems)
-        for key in {**captions, **references} if captions and references else ():
-            if (key in captions) != (key in references):
-                here, there = ("res", "gts") if key in captions else ("gts", "res")
-                problems.add(Problem(_at(here, key), f"is an image that is not in {there}", fix))
+        problems = Problems()
+        references = _annotations(gts, "gts", problems)
+        captions = _annotations(res, "res", problems)
+        if captions and references:
+            fix = "pass references and a caption of each image"
+            for key in {**captions, **references}:
+                if key not in references:
+                    problems.add(Problem(_at("res", key), "is an image that is not in gts", fix))
+                elif key not in captions:
+                    problems.add(Problem(_at("gts", key), "is an image that is not in res", fix))
         for key, row in captions.items():
             if len(row) != 1:
                 problems.add(Problem(_at("res", key), f"has {len(row)} captions", "pass a list of one"))
@@ -105,9 +114,11 @@ class CocoScores:
             inner = (0,) if argument == "captions" else path[1:]  # an image has one caption
             return _at(argument, self.ids[int(path[0])], *inner)
 
-        texts = [captions[key][0] for key in self.ids], None, list(references.values())
+        texts = [captions[key][0] for key in self.ids]
         with naming({"captions": "res", "references": "gts"}, row=of_image):
-            return check_samples(*texts, needs_references=True, empty="score", media=())
+            return check_samples(
+                texts, None, list(references.values()), needs_references=True, empty="score", media=()
+            )
 
     def evaluate(self) -> dict[str, float]:
         """`eval`; in pycocoevalcap nothing is there before."""
@@ -123,14 +134,16 @@ def _annotations(value: Any, argument: str, problems: Problems) -> dict[Hashable
         value = {key: value.imgToAnns[key] for key in value.getImgIds()}
     if not isinstance(value, Mapping) or not value:
         fix = "expected {image id: [texts]}, or COCO annotations of pycocotools"
-        found, kind = ("empty", ValueError) if isinstance(value, Mapping) else (described(value), TypeError)
-        problems.add(Problem(argument, f"is {found}", fix, kind))
+        if isinstance(value, Mapping):
+            problems.add(Problem(argument, "is empty", fix, ValueError))
+        else:
+            problems.add(Problem(argument, f"is {described(value)}", fix, TypeError))
         return {}
     rows: dict[Hashable, list[Any]] = {}
     for key, row in value.items():
         if isinstance(row, str) or not isinstance(row, Sequence):
-            found = f"is {described(row)}"
-            problems.add(Problem(_at(argument, key), found, "expected a list of texts", TypeError))
+            where = _at(argument, key)
+            problems.add(Problem(where, f"is {described(row)}", "expected a list of texts", TypeError))
         else:
             rows[key] = [text.get("caption") if isinstance(text, Mapping) else text for text in row]
     return rows

@@ -30,7 +30,7 @@ _RANK_STRIDE = 2**40  # rows of process r have the indices from r times this: un
 _INPUTS = ("predictions", *ARGUMENTS, "references")
 _Row = str | Sequence[str] | None
 _Rows = Sequence[str | Sequence[str]] | None
-_OWN_KEYWORDS = inspect.signature(evaluate.EvaluationModule.__init__).parameters.keys()
+_OF_EVALUATE = inspect.signature(evaluate.EvaluationModule.__init__).parameters.keys()
 
 
 class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
@@ -47,7 +47,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
     """As in `capeval_core.list_metrics()`."""
 
     def __init__(self, config_name: str | None = None, *, timeout: float = _ONE_DAY, **keywords: Any) -> None:
-        own = {name: keywords.pop(name) for name in _OWN_KEYWORDS & keywords.keys()}
+        of_evaluate = {name: keywords.pop(name) for name in _OF_EVALUATE & keywords.keys()}
         with naming({"media": "config_name"}):
             medium = None if config_name == "default" else config_name  # evaluate's, where nobody names one
             self.metric_type: type[CaptionMetric] = metric_class(self.metric_name, medium)
@@ -57,31 +57,34 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         self._images_added = 0
         self._unread: set[str] = set()  # arguments that were warned of
         self._notes = Notes([self.metric_type])
-        super().__init__(config_name, timeout=timeout, **own)
+        super().__init__(config_name, timeout=timeout, **of_evaluate)
         # Opened now: wrong weights must not wait for the end of an epoch of training.
         self.metric = self._prepared = self.metric_type(options)
 
     @property
     def inputs(self) -> dict[str, str]:
-        """What a user passes to `compute` and `add_batch`."""
+        """The arguments of `compute` and `add_batch`, with their meaning."""
         return MetricDescription(self.metric_type).inputs
 
     def _info(self) -> evaluate.EvaluationModuleInfo:
-        metric, project = self.metric_type, address()
+        metric = self.metric_type
+        project = address()
         about = MetricDescription(metric)
         # evaluate wants a column for each input by its name: the metric's row under the first, nulls else.
         columns: dict[str, Any] = {name: Value("null") for name in about.inputs if name in _INPUTS}
         columns["predictions"] = dict(Features.from_arrow_schema(metric.ROW))
-        options = [one for one in metric.Options.describe().values() if one.name != "evidence"]
-        usage = [
-            "Inputs:",
-            *(f"    {name}: {meaning}" for name, meaning in about.inputs.items()),
+        usage = ["Inputs:"]
+        for name, meaning in about.inputs.items():
+            usage.append(f"    {name}: {meaning}")
+        usage += [
             f"\nExample: metric.compute({', '.join(f'{name}=[...]' for name in columns)})",
             f"\nResult: {metric.key}, the mean over all {about.mean}; with per_caption=True per_caption, "
             "signature and counts: captions, failed, truncated (longer than the text encoder reads), empty.",
             "\nOptions, keywords of `evaluate.load`:",
-            *(f"    {one.name} ({one.type}, default {one.default!r}): {one.help}" for one in options),
         ]
+        for option in metric.Options.describe().values():
+            if option.name != "evidence":
+                usage.append(f"    {option.name} ({option.type}, default {option.default!r}): {option.help}")
         info = evaluate.EvaluationModuleInfo(
             description=str(about),
             citation=metric.bibtex or metric.paper,
@@ -101,19 +104,21 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
 
         Many captions are faster in one `add_batch`.
         """
-        given = {"prediction": prediction, "reference": reference, **others}
         plural = {name.removesuffix("s"): name for name in _INPUTS}
-        batch = {plural.get(name, name): [value] for name, value in given.items() if value is not None}
-        self.add_batch(**{name: batch.get(name, [None]) for name in [*self.features, *batch]})
+        batch: dict[str, Any] = {name: [None] for name in self.features}
+        for name, value in {"prediction": prediction, "reference": reference, **others}.items():
+            if value is not None:
+                batch[plural.get(name, name)] = [value]
+        self.add_batch(**batch)
 
     def add_batch(self, *, predictions: _Rows = None, references: _Rows = None, **others: Any) -> None:
         """Check and encode captions with their `images` or `videos` (and references) for `compute`.
 
         Of a batch that is refused nothing is added.
         """
-        given = {"predictions": predictions, "references": references, **others}
-        self._refuse_unknown("add_batch", given)
-        self._add(given)
+        inputs = {"predictions": predictions, "references": references, **others}
+        self._refuse_unknown("add_batch", inputs)
+        self._add(inputs)
 
     def compute(
         self, *, predictions: _Rows = None, references: _Rows = None, per_caption: bool = False, **others: Any
@@ -126,10 +131,10 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
             its parts, and `errors` (None, or why a caption has no score); `signature` and `counts`.
             None on processes other than the first.
         """
-        given = {"predictions": predictions, "references": references, **others}
-        self._refuse_unknown("compute", given)
-        if any(given.get(name) is not None for name in self.features):
-            self._add(given, whole=self.writer is None and self.num_process == 1)
+        inputs = {"predictions": predictions, "references": references, **others}
+        self._refuse_unknown("compute", inputs)
+        if any(inputs.get(name) is not None for name in self.features):
+            self._add(inputs, is_all=self.writer is None and self.num_process == 1)
         self._open_writer()  # a process that never added takes part with no rows
         self.metric.stores.flush()
         output: dict[str, Any] | None = super().compute(per_caption=per_caption)
@@ -152,21 +157,24 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
             output |= {"signature": result.signature, "counts": dict(vars(result.counts))}
         return output
 
-    def _add(self, given: Mapping[str, Any], *, whole: bool = False) -> None:
-        """Check, encode and store rows; `whole`: they are all that `compute` combines."""
+    def _add(self, inputs: Mapping[str, Any], *, is_all: bool = False) -> None:
+        """Check, encode and store rows; `is_all`: there are no others that `compute` combines."""
         metric = self.metric_type
-        unread = {name for name in given if name not in self.features and given[name] is not None}
+        # Warned of once, not with every batch.
+        unread = {name for name in inputs if name not in self.features and inputs[name] is not None}
         warn_ignored(metric, sorted(unread - self._unread))
         self._unread |= unread
-        visuals = given.get(argument_of(metric.media) or "")
-        references = given.get("references") if metric.needs_references else None
-        needed = [given.get(name) for name in self.features if name != "references" or references is not None]
-        if all(isinstance(one, Sized) and not len(one) for one in needed):
+        visuals = inputs.get(argument_of(metric.media) or "")
+        references = inputs.get("references") if metric.needs_references else None
+        columns_read = [
+            inputs.get(name) for name in self.features if name != "references" or references is not None
+        ]
+        if all(isinstance(column, Sized) and not len(column) for column in columns_read):
             self._open_writer()
             return
         with naming({"captions": "predictions"}):
-            samples = self.metric.check(given.get("predictions"), visuals, references)
-        self._prepared = opened = prepared(self.metric, samples) if whole else self.metric
+            samples = self.metric.check(inputs.get("predictions"), visuals, references)
+        self._prepared = opened = prepared(self.metric, samples) if is_all else self.metric
         opened.check_separable(opened.options, scores=False)
         self._open_writer()  # here the processes meet, and encoding, which takes its time, comes after
         rows = opened.encode_all(self._numbered(samples))
@@ -174,11 +182,15 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         columns = {name: pa.nulls(len(rows)) for name in self.features}
         table = pa.table({**columns, "predictions": rows.to_struct_array()})
         # Single rows are gathered by the writer: one record batch each would be larger than its numbers.
-        (self.writer.write_row if len(rows) == 1 else self.writer.write_table)(table)
+        if len(rows) == 1:
+            self.writer.write_row(table)
+        else:
+            self.writer.write_table(table)
 
     def _open_writer(self) -> None:
         if self.writer is None:
-            self.selected_feature_format, self._images_added = self.features, 0
+            self.selected_feature_format = self.features
+            self._images_added = 0
             self._notes = Notes([self.metric_type])
             self._init_writer()
 
@@ -189,23 +201,22 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         numbers = [self._images_added + i for i in samples.places]
         self._images_added = numbers[-1] + 1
         argument = argument_of(self.metric_type.media) or "references"
-        named = zip(numbers, samples.images, strict=True)
-        return replace(
-            samples,
-            indices=[self.process_id * _RANK_STRIDE + start + i for i in samples.indices],
-            images=[visual.at(f"{argument}[{number}]{of_process}") for number, visual in named],
-        )
+        images = []
+        for number, visual in zip(numbers, samples.images, strict=True):
+            images.append(visual.at(f"{argument}[{number}]{of_process}"))
+        indices = [self.process_id * _RANK_STRIDE + start + i for i in samples.indices]
+        return replace(samples, indices=indices, images=images)
 
-    def _refuse_unknown(self, method: str, given: Mapping[str, Any]) -> None:
+    def _refuse_unknown(self, method: str, inputs: Mapping[str, Any]) -> None:
         """Refuse arguments that this configuration does not have, but not those that other metrics need."""
-        known = [*self.inputs] if self.metric_type.media else [*_INPUTS, "per_caption"]
-        fix = f"arguments: {', '.join(known)}; options and the medium are given to evaluate.load"
-        where = f"{self.metric_name}.{method}"
-        Problems(
-            Problem(where, f"has no argument {name!r}{did_you_mean(name, known)}", fix, TypeError)
-            for name in given
-            if name not in (*known, "references")
-        ).raise_if_any()
+        names = [*self.inputs] if self.metric_type.media else [*_INPUTS, "per_caption"]
+        fix = f"arguments: {', '.join(names)}; options and the medium are given to evaluate.load"
+        problems = Problems()
+        for name in inputs:
+            if name not in (*names, "references"):
+                problem = f"has no argument {name!r}{did_you_mean(name, names)}"
+                problems.add(Problem(f"{self.metric_name}.{method}", problem, fix, TypeError))
+        problems.raise_if_any()
 
 
 def module(name: str, config_name: str | None = None, **keywords: Any) -> MetricModule:

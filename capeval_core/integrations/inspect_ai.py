@@ -35,7 +35,9 @@ def caption_score(metric: str | dict[str, Any] = "pacs", **options: Any) -> Scor
     """
     opened = open_one(metric, options, "caption_score")
     if opened.formula is not None or argument_of(opened.media) == "videos":
-        reason = "is about videos" if opened.formula is None else "is a number of all captions, and no mean"
+        reason = "scores videos"
+        if opened.formula is not None:
+            reason = "is a number of all captions, not a mean"
         raise wrong_option("metric", opened.name, reason, "score its log by `score`")
     lock = Lock()  # samples are scored concurrently, and share one network
 
@@ -57,11 +59,15 @@ def caption_score(metric: str | dict[str, Any] = "pacs", **options: Any) -> Scor
     return named(metric, **options)
 
 
-def last_image(given: Any) -> str | bytes | None:
-    """The last image of an input: a path, the bytes of a data URL, or None."""
-    messages = [] if isinstance(given, str) else given
-    parts = [part for one in messages if not isinstance(one.content, str) for part in one.content]
-    images = [part.image for part in parts if part.type == "image"]
-    if not images or not images[-1].startswith("data:"):
-        return images[-1] if images else None
-    return base64.b64decode(images[-1].partition(",")[2])
+def last_image(messages: Any) -> str | bytes | None:
+    """The last image of a sample's input: a path, the bytes of a data URL, or None."""
+    images = []
+    for message in [] if isinstance(messages, str) else messages:
+        if not isinstance(message.content, str):
+            images += [part.image for part in message.content if part.type == "image"]
+    if not images:
+        return None
+    image: str = images[-1]
+    if image.startswith("data:"):
+        return base64.b64decode(image.partition(",")[2])
+    return image

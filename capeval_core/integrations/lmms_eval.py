@@ -41,7 +41,7 @@ def process(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, dict[st
     references = list(next(doc[name] for name in _REFERENCES if name in doc))
     texts = {"caption": caption, "references": references}
     items: dict[str, dict[str, Any]] = {number: {"number": number, **texts} for number in TEXT_NUMBERS}
-    for metric in _chosen(os.environ.get("CAPEVAL_METRICS", ""), os.environ.get("CAPEVAL_WEIGHTS")):
+    for metric in _metrics(os.environ.get("CAPEVAL_METRICS", ""), os.environ.get("CAPEVAL_WEIGHTS")):
         samples = metric.check([caption], [doc["image"]], [references] if metric.needs_references else None)
         (row,) = metric.encode_all(samples).to_pylist()
         items[metric.key] = {"number": metric.key, "row": row}
@@ -52,28 +52,35 @@ def combine(items: Sequence[dict[str, Any]]) -> float:
     """The metric's number over all documents of all processes."""
     number = items[0]["number"]
     if number in TEXT_NUMBERS:
-        return _text_scores(tuple((one["caption"], tuple(one["references"])) for one in items))[number]
-    chosen = _chosen(os.environ["CAPEVAL_METRICS"], os.environ.get("CAPEVAL_WEIGHTS"))
-    metric = next(metric for metric in chosen if metric.key == number)
-    return combine_tables(metric, [pa.Table.from_pylist([one["row"] for one in items], metric.ROW)]).mean
+        texts = tuple((item["caption"], tuple(item["references"])) for item in items)
+        return _text_scores(texts)[number]
+    metrics = _metrics(os.environ["CAPEVAL_METRICS"], os.environ.get("CAPEVAL_WEIGHTS"))
+    metric = next(metric for metric in metrics if metric.key == number)
+    rows = pa.Table.from_pylist([item["row"] for item in items], metric.ROW)
+    return combine_tables(metric, [rows]).mean
 
 
 @lru_cache(maxsize=1)
 def _text_scores(texts: tuple[tuple[str, tuple[str, ...]], ...]) -> dict[str, float]:
     """COCO's numbers of captions and their references, tokenized once for all of them."""
-    references = {i: list(row) for i, (_, row) in enumerate(texts)}
-    return CocoScores(references, {i: [caption] for i, (caption, _) in enumerate(texts)}).eval
+    captions = {}
+    references = {}
+    for number, (caption, of_caption) in enumerate(texts):
+        captions[number] = [caption]
+        references[number] = list(of_caption)
+    return CocoScores(references, captions).eval
 
 
 @lru_cache(maxsize=1)
-def _chosen(names: str, weights: str | None) -> list[CaptionMetric]:
+def _metrics(names: str, weights: str | None) -> list[CaptionMetric]:
     """The metrics of CAPEVAL_METRICS, open, with the weights of CAPEVAL_WEIGHTS or their own."""
     listed = [name.strip() for name in names.split(",") if name.strip()]
-    chosen = choose_metrics(listed, {"weights": weights}) if listed else []
-    if alone := next((metric.name for metric, _ in chosen if not metric.media), None):
-        fix = "BLEU, ROUGE-L and CIDEr-D are always there"
-        raise wrong_option("CAPEVAL_METRICS", names, f"{alone} compares texts alone", fix)
-    return [metric(options) for metric, options in chosen]
+    classes = choose_metrics(listed, {"weights": weights}) if listed else []
+    for metric, _ in classes:
+        if not metric.media:
+            fix = "BLEU, ROUGE-L and CIDEr-D are always computed"
+            raise wrong_option("CAPEVAL_METRICS", names, f"{metric.name} compares texts alone", fix)
+    return [metric(options) for metric, options in classes]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What doors that score batch after batch share: metrics by name or open already, and their warnings."""
+"""Helpers of the integrations that score batch after batch: metrics by name or open, and warnings."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from capeval_core.metric import CaptionMetric, CommonOptions
 from capeval_core.registry import metric_class
 from capeval_core.result import Result
 
+MetricSpec = str | Mapping[str, Any] | CaptionMetric
+"""A metric of a door's user: its name, its name and options (`{"name": "pacs", "w": 2.5}`), or open."""
+
 
 def choose_metrics(
-    metrics: Any,
+    metrics: MetricSpec | Sequence[MetricSpec],
     options: Mapping[str, Any],
     *,
     cache: FeatureCache | None = None,
@@ -29,65 +32,83 @@ def choose_metrics(
     cache: shared by all. has_references: whether statistics can be made of references before captions come.
     """
     cache = FeatureCache(text_bytes=TEXT_BYTES) if cache is None else cache
-    single = isinstance(metrics, str) or not isinstance(metrics, Sequence)
-    listed = [metrics] if single else metrics
-    problems, keys = Problems(), dict[str, str]()
-    chosen: list[tuple[type[CaptionMetric], CommonOptions]] = []
-    if not listed:
+    is_single = isinstance(metrics, str) or not isinstance(metrics, Sequence)
+    specs: Sequence[Any] = [metrics] if is_single else metrics  # type: ignore[assignment]
+    problems = Problems()
+    if not specs:
         problems.add(Problem("metrics", "is empty", "name at least one"))
-    elif options and all(isinstance(one, CaptionMetric) for one in listed):
-        found = f"{', '.join(options)}: the metrics are open already, pass options to capeval_core.load"
-        problems.add(found, TypeError)
-    for i, one in enumerate(listed):
-        where = at("metrics", None if single else i)
+    elif options and all(isinstance(spec, CaptionMetric) for spec in specs):
+        problem = f"{', '.join(options)}: the metrics are open already, pass options to capeval_core.load"
+        problems.add(problem, TypeError)
+    classes: list[tuple[type[CaptionMetric], CommonOptions]] = []
+    place_of_key: dict[str, str] = {}
+    for i, spec in enumerate(specs):
+        where = at("metrics", None if is_single else i)
         with noting(problems):
-            metric, own = _chosen(one, where, options, cache, media)
-            chosen.append((metric, own))
+            metric, options_of_metric = _class_and_options(spec, where, options, cache, media)
+            classes.append((metric, options_of_metric))
+            first = place_of_key.setdefault(metric.key, where)
             if metric.relative:
                 problems.add(f"{where}: {metric.name} cannot be used during training: {metric.relative}")
-            elif (first := keys.setdefault(metric.key, where)) != where:
+            elif first != where:
                 problems.add(Problem(where, f"gives {metric.key} as {first} does", "name each metric once"))
             elif not (has_references and metric.corpus_texts == "references"):  # whose statistics stay
-                metric.check_separable(own, scores=False)
+                metric.check_separable(options_of_metric, scores=False)
     problems.raise_if_any()
-    return chosen
+    return classes
 
 
-def open_one(metric: Any, options: Mapping[str, Any], door: str) -> CaptionMetric:
+def open_one(metric: MetricSpec, options: Mapping[str, Any], door: str) -> CaptionMetric:
     """One metric, open, for a door that scores batch after batch; `options` may hold `media`."""
-    own = dict(options)
-    chosen = choose_metrics(metric, own, media=own.pop("media", None))
-    if len(chosen) != 1:
-        raise ValueError(f"{door} takes one metric, found {len(chosen)}: make one {door} of each")
-    return chosen[0][0](chosen[0][1])
+    options = dict(options)
+    media = options.pop("media", None)
+    classes = choose_metrics(metric, options, media=media)
+    if len(classes) != 1:
+        raise ValueError(f"{door} takes one metric, found {len(classes)}: make one {door} of each")
+    class_, options_of_metric = classes[0]
+    return class_(options_of_metric)
 
 
-def _chosen(
-    metric: Any, where: str, options: Mapping[str, Any], cache: FeatureCache, media: str | None
+def _class_and_options(
+    spec: Any, where: str, options: Mapping[str, Any], cache: FeatureCache, media: str | None
 ) -> tuple[type[CaptionMetric], CommonOptions]:
-    if isinstance(metric, CaptionMetric):
+    """The class and the options of a metric that is named, described by a dict, or open."""
+    if isinstance(spec, CaptionMetric):
         # Opened anew, which shares the loaded encoder: the user's own metric stays as it is.
-        class_, chosen = type(metric), replace(metric.options, empty="score")
-    elif isinstance(metric, str) or (isinstance(metric, Mapping) and "name" in metric):
-        own = {"name": metric} if isinstance(metric, str) else dict(metric)
-        name, own_media = own.pop("name"), own.pop("media", None)
-        # One on texts alone is the same for all media.
-        class_ = metric_class(name, media if own_media is None and metric_class(name).media else own_media)
-        has_none = {*class_.Options.without, *(["weights"] if class_.default_weights is None else [])}
-        shared = {option: value for option, value in options.items() if option not in has_none}
-        chosen = class_.Options.of(name, {"empty": "score", **shared, **own})
+        class_ = type(spec)
+        options_of_metric = replace(spec.options, empty="score")
+    elif isinstance(spec, str) or (isinstance(spec, Mapping) and "name" in spec):
+        keywords = {"name": spec} if isinstance(spec, str) else dict(spec)
+        name = keywords.pop("name")
+        medium = keywords.pop("media", None)
+        if medium is None and metric_class(name).media:  # one on texts alone is the same for all media
+            medium = media
+        class_ = metric_class(name, medium)
+        lacking = set(class_.Options.without)
+        if class_.default_weights is None:
+            lacking.add("weights")
+        shared = {option: value for option, value in options.items() if option not in lacking}
+        options_of_metric = class_.Options.of(name, {"empty": "score", **shared, **keywords})
     else:
-        found = 'has no "name"' if isinstance(metric, Mapping) else f"is {described(metric)}"
+        problem = 'has no "name"' if isinstance(spec, Mapping) else f"is {described(spec)}"
         fix = 'expected a name ("pacs"), a dict ({"name": "pacs", "w": 2.5}) or a metric of load(...)'
-        kind = ValueError if isinstance(metric, Mapping) else TypeError
-        raise Problems([Problem(where, found, fix, kind)]).error()
-    device, rank = chosen.device, int(os.environ.get("LOCAL_RANK", -1))  # as torchrun and accelerate set it
-    if device is None and rank >= 0:
-        import torch
+        kind = ValueError if isinstance(spec, Mapping) else TypeError
+        raise Problems([Problem(where, problem, fix, kind)]).error()
+    cache_of_metric = options_of_metric.cache or cache
+    return class_, replace(options_of_metric, cache=cache_of_metric, device=_device(options_of_metric))
 
-        if torch.cuda.is_available():  # read before the Trainer makes a GPU of several the current one
-            device = f"cuda:{rank % torch.cuda.device_count()}"
-    return class_, replace(chosen, cache=chosen.cache or cache, device=device)
+
+def _device(options: CommonOptions) -> str | None:
+    """The device of a metric: with several processes on GPUs, each has its own."""
+    rank = int(os.environ.get("LOCAL_RANK", -1))  # as torchrun and accelerate set it
+    if options.device is not None or rank < 0:
+        return options.device
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    # Read before the Trainer makes a GPU of several the current one.
+    return f"cuda:{rank % torch.cuda.device_count()}"
 
 
 def combine_tables(metric: CaptionMetric, tables: Iterable[pa.Table]) -> Result:
@@ -103,11 +124,11 @@ def warn_ignored(metric: type[CaptionMetric], names: Iterable[str]) -> None:
         warn(f"{metric.name} {why} are ignored")
 
 
-def warn_failed(result: Result, row: str, others: str) -> None:
-    """Warn of captions without a score; `row`: what the door calls the first; `others`: where all are."""
+def warn_failed(result: Result, row: str, list_of_all: str) -> None:
+    """Warn of captions without a score; `row`: the door's name of a row; `list_of_all`: where all are."""
     if result.counts.failed:
         index, reason = next(iter(result.errors.items()))
         warn(
             f"{result.metric}: {result.counts.failed:,} of {result.counts.captions:,} captions have no score "
-            f"and are left out of the mean; the first is {row.format(index)} ({reason}), {others} all"
+            f"and are left out of the mean; the first is {row.format(index)} ({reason}), {list_of_all} all"
         )

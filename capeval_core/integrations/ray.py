@@ -45,7 +45,7 @@ class CaptionScorer(BatchScorer):
         self._column_of = check_columns(columns)
 
     def __call__(self, batch: Any, *rank: int | None) -> Any:
-        """The batch with the columns that come out; `rank`: of this process, as `with_rank=True` passes."""
+        """The batch with the columns of the output; `rank`: of this process, as `with_rank=True` passes."""
         if rank and rank[0] is not None and self.options.device is None and torch.cuda.is_available():
             device = f"cuda:{rank[0] % torch.cuda.device_count()}"  # of its own for each process
             self.options = replace(self.options, device=device)
@@ -65,7 +65,7 @@ class CaptionScorer(BatchScorer):
         return self._with_scores(batch, self.score_batch(rows))
 
     def _with_scores(self, batch: Any, scored: Mapping[str, list[Any]]) -> Any:
-        """The batch in its own format, with the columns that come out, which have no nulls."""
+        """The batch in its own format, with the columns of the output, which have no nulls."""
         added: dict[str, Any] = {
             "score": np.array(scored["score"], dtype=float),
             "truncated": np.array(scored["truncated"], dtype=np.int32),
@@ -86,12 +86,12 @@ class CaptionScorer(BatchScorer):
             return table
         if hasattr(batch, "assign"):  # a DataFrame of pandas
             return batch.assign(**{name: list(values) for name, values in added.items()})
-        # `datasets` passes a lazy mapping, and joins what comes out with its columns.
+        # `datasets` passes a lazy mapping, and joins the output with its columns.
         return {**batch, **added} if isinstance(batch, dict) else added
 
 
 def _missing(kind: pa.DataType) -> Any:
-    """What stands for a part of a row without a score."""
+    """The value of a part of a row without a score."""
     if pa.types.is_floating(kind):
         return np.nan
     return [] if kind.num_fields else 0

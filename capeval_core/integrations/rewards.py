@@ -12,7 +12,10 @@ import torch
 
 from capeval_core.errors import Problem, Problems, at, described, naming, place
 from capeval_core.inputs.samples import argument_of, medium_of
-from capeval_core.integrations.opening import open_one
+from capeval_core.integrations.opening import MetricSpec, open_one
+
+Visuals = Sequence[Any] | torch.Tensor | None
+"""Images or videos of captions, each in any form that `CaptionMetric.score` takes."""
 
 
 class Reward:
@@ -34,19 +37,19 @@ class Reward:
     [<class 'float'>, <class 'float'>]
     """
 
-    def __init__(self, metric: Any, **options: Any) -> None:
+    def __init__(self, metric: MetricSpec, **options: Any) -> None:
         self.metric = open_one(metric, options, "reward")
         self.__name__ = self.metric.name  # how TRL calls it in logs
 
     def __call__(
         self,
         completions: Sequence[Any] | None = None,
-        images: Any = None,
-        references: Any = None,
+        images: Visuals = None,
+        references: Sequence[Sequence[str] | str] | None = None,
         *,
-        videos: Any = None,
-        image: Any = None,
-        video: Any = None,
+        videos: Visuals = None,
+        image: Visuals = None,
+        video: Visuals = None,
         **columns: Any,
     ) -> list[float | None]:
         """The score of each caption; None for a row without an image (or video), which TRL leaves out.
@@ -68,24 +71,30 @@ class Reward:
         if self.metric.needs_references:
             inputs["references"] = references
         if argument is not None:
-            many, trl = (images, image) if argument == "images" else (videos, video)
-            if many is not None and trl is not None:
+            plural, singular = (images, image) if argument == "images" else (videos, video)
+            if plural is not None and singular is not None:
                 raise TypeError(f"reward: pass {argument} or {medium_of(argument)}, not both")
-            inputs[argument] = in_memory(trl if many is None else many, argument)
+            inputs[argument] = in_memory(singular if plural is None else plural, argument)
         texts = inputs["captions"]
-        if not all(isinstance(one, (list, tuple)) and len(one) == len(texts) for one in inputs.values()):
-            with naming(notes=False):
-                return [*self.metric.score(**inputs).scores]  # which refuses lists of other lengths
+        for column in inputs.values():
+            if not isinstance(column, (list, tuple)) or len(column) != len(texts):
+                with naming(notes=False):
+                    return [*self.metric.score(**inputs).scores]  # which refuses lists of other lengths
         rows = [row for row in range(len(texts)) if argument is None or inputs[argument][row] is not None]
-        present: dict[str, Any] = {name: [column[row] for row in rows] for name, column in inputs.items()}
+        present: dict[str, Any] = {}
+        for name, column in inputs.items():
+            present[name] = [column[row] for row in rows]
 
         def of_input(argument: str, path: Sequence[int | str]) -> str:
             return place(argument, [rows[int(path[0])], *path[1:]])
 
-        with naming(row=of_input, notes=False):  # rows of the whole input; a note with each step is noise
-            found = self.metric.score(**present).scores if rows or not texts else []
-        scores = dict(zip(rows, found, strict=True))
-        return [scores.get(row) for row in range(len(texts))]
+        rewards: list[float | None] = [None] * len(texts)
+        if rows or not texts:  # without captions `score` says what is missing
+            with naming(row=of_input, notes=False):  # rows of the whole input; a note with each step is noise
+                scores = self.metric.score(**present).scores
+            for row, score in zip(rows, scores, strict=True):
+                rewards[row] = score
+        return rewards
 
     def compute_score(self, reward_inputs: Any = None, **columns: Any) -> Any:
         """The reward as verl and EasyR1 ask for it.
@@ -107,22 +116,23 @@ class Reward:
         if "solution_strs" in columns:
             answers = list(columns["solution_strs"])
             truths = _as_many(columns.get("ground_truths"), answers)
-            rows = [
-                {"response": one, "ground_truth": truth} for one, truth in zip(answers, truths, strict=True)
-            ]
+            rows = []
+            for answer, truth in zip(answers, truths, strict=True):
+                rows.append({"response": answer, "ground_truth": truth})
             return self._scores_of_rows(rows, _as_many(columns.get("extra_infos"), answers))
         if isinstance(reward_inputs, Mapping):
             return self.compute_score([reward_inputs])[0]
         if not _are_rows(reward_inputs):
-            found = f"is {described(reward_inputs)}, and there is no solution_str"
+            problem = f"is {described(reward_inputs)}, and there is no solution_str"
             fix = "expected EasyR1's rows with a response, or verl's keywords"
-            raise Problems([Problem("reward_inputs", found, fix, TypeError)]).error()
+            raise Problems([Problem("reward_inputs", problem, fix, TypeError)]).error()
         scores = self._scores_of_rows(reward_inputs, [None] * len(reward_inputs))
         return [{"overall": score, self.metric.key: score} for score in scores]
 
     def _scores_of_rows(self, rows: Sequence[Mapping[str, Any]], more: Sequence[Any]) -> list[float]:
-        """The scores of rows of verl or EasyR1, each beside what else is known of it."""
-        argument, problems = argument_of(self.metric.media), Problems()
+        """The scores of rows of verl or EasyR1, each with its further columns."""
+        argument = argument_of(self.metric.media)
+        problems = Problems()
         visuals: list[Any] = []
         references: list[Any] = []
         for i, (row, extra) in enumerate(zip(rows, more, strict=True)):
@@ -137,8 +147,8 @@ class Reward:
                     fix = f'write it under "{medium_of(argument)}" in extra_info, the row or ground_truth'
                     problems.add(Problem(f"row {i}", f"has no {medium_of(argument)}", fix))
         problems.raise_if_any()
-        given = {} if argument is None else {argument: visuals}
-        scores = self([row["response"] for row in rows], references=references, **given)
+        inputs = {} if argument is None else {argument: visuals}
+        scores = self([row["response"] for row in rows], references=references, **inputs)
         return [math.nan if score is None else score for score in scores]
 
     def __repr__(self) -> str:
@@ -149,7 +159,7 @@ reward = Reward
 
 
 def _are_rows(value: Any) -> bool:
-    """Whether a value is rows of EasyR1."""
+    """True for rows of EasyR1."""
     if isinstance(value, Mapping):
         return "response" in value
     is_list = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
@@ -170,23 +180,27 @@ def _parsed(truth: Any) -> Any:
 
 
 def _first(places: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Any:
-    """The first value that is there under one of these names."""
-    values = (place[name] for place in places for name in names if place.get(name) is not None)
-    return next(values, None)
+    """The first value under one of these names, None where none has one."""
+    for mapping in places:
+        for name in names:
+            if mapping.get(name) is not None:
+                return mapping[name]
+    return None
 
 
 def _texts(completions: Any) -> Any:
     """Captions of completions; other values than texts and conversations are left for the metric's check."""
     if isinstance(completions, (str, Mapping)) or not isinstance(completions, Sequence):
         return completions
-    problems, texts = Problems(), []
+    problems = Problems()
+    texts = []
     for i, text in enumerate(completions):
-        if isinstance(text, list) and text and all(isinstance(one, Mapping) for one in text):
+        if isinstance(text, list) and text and all(isinstance(message, Mapping) for message in text):
             answers = [message.get("content") for message in text if message.get("role") == "assistant"]
             if not answers:
                 roles = ", ".join(str(message.get("role")) for message in text)
-                found = f"has no message of the assistant (roles: {roles})"
-                problems.add(Problem(at("captions", i), found, "pass what the policy wrote"))
+                problem = f"has no message of the assistant (roles: {roles})"
+                problems.add(Problem(at("captions", i), problem, "pass what the policy wrote"))
             text = answers[-1] if answers else None
             if isinstance(text, list):  # parts, of which the texts count
                 text = "".join(part.get("text", "") for part in text if isinstance(part, Mapping))
@@ -212,12 +226,13 @@ def in_memory(visuals: Any, argument: str) -> Any:
         return visuals if visuals.is_meta else visuals.detach().cpu()
     if not isinstance(visuals, (list, tuple)):
         return visuals
-    problems, copied = Problems(), []
-    for i, one in enumerate(visuals):
-        if isinstance(one, (list, tuple)) and argument == "images":
-            if len(one) > 1:
-                problems.add(f"images[{i}] has {len(one)} images: a caption is scored with exactly one")
-            one = one[0] if one else None
-        copied.append(in_memory(one, ""))
+    problems = Problems()
+    copied = []
+    for i, visual in enumerate(visuals):
+        if isinstance(visual, (list, tuple)) and argument == "images":
+            if len(visual) > 1:
+                problems.add(f"images[{i}] has {len(visual)} images: a caption is scored with exactly one")
+            visual = visual[0] if visual else None
+        copied.append(in_memory(visual, ""))
     problems.raise_if_any()
     return copied

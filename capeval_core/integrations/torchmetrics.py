@@ -11,8 +11,8 @@ import pyarrow as pa
 import torch
 
 from capeval_core.inputs.samples import argument_of
-from capeval_core.integrations.opening import combine_tables, open_one
-from capeval_core.integrations.rewards import in_memory
+from capeval_core.integrations.opening import MetricSpec, combine_tables, open_one
+from capeval_core.integrations.rewards import Visuals, in_memory
 from capeval_core.kept import STAMP, stamp_difference
 from capeval_core.project import needs
 from capeval_core.result import Result
@@ -47,7 +47,7 @@ class CaptionScore(torchmetrics.Metric):
     full_state_update = False
     rows: list[torch.Tensor]
 
-    def __init__(self, metric: Any, *, sync: dict[str, Any] | None = None, **options: Any) -> None:
+    def __init__(self, metric: MetricSpec, *, sync: dict[str, Any] | None = None, **options: Any) -> None:
         super().__init__(**(sync or {}))
         self.metric = open_one(metric, options, "CaptionScore")
         self.result: Result | None = None
@@ -57,11 +57,16 @@ class CaptionScore(torchmetrics.Metric):
 
     @property
     def higher_is_better(self) -> bool:  # type: ignore[override]
-        """Whether a larger number is better."""
+        """True where a larger number is better."""
         return self.metric.higher_is_better
 
     def update(
-        self, captions: Sequence[str], images: Any = None, references: Any = None, *, videos: Any = None
+        self,
+        captions: Sequence[str],
+        images: Visuals = None,
+        references: Sequence[Sequence[str] | str] | None = None,
+        *,
+        videos: Visuals = None,
     ) -> None:
         """Check and encode captions; arguments are those of `CaptionMetric.score`, tensors of any device too.
 
@@ -69,8 +74,8 @@ class CaptionScore(torchmetrics.Metric):
         """
         argument = argument_of(self.metric.media) or ""
         visuals = {"images": images, "videos": videos}.get(argument)
-        given = captions, () if visuals is None else visuals
-        if all(isinstance(one, Sized) and not len(one) for one in given):
+        columns = (captions, () if visuals is None else visuals)
+        if all(isinstance(column, Sized) and not len(column) for column in columns):
             return
         needed = references if self.metric.needs_references else None
         samples = self.metric.check(captions, in_memory(visuals, argument), needed)
@@ -90,20 +95,21 @@ class CaptionScore(torchmetrics.Metric):
         tables: list[pa.Table] = []
         for part in parts:
             source = pa.BufferReader(part.cpu().numpy().tobytes())
-            while source.tell() < source.size():  # streams of several processes stand behind each other
+            while source.tell() < source.size():  # streams of several processes follow each other
                 tables.append(pa.ipc.open_stream(source).read_all())
         if not tables:
             raise ValueError("captions is empty: there is nothing to score, call update first")
         for table in tables:
             stamp = (table.schema.metadata or {}).get(STAMP, b"{}")
-            if difference := stamp_difference(json.loads(stamp), json.loads(self._stamp())):
-                found = f"rows that were merged or loaded have other settings ({difference})"
-                raise ValueError(f"{found}: merge and load states of metrics with equal settings only")
+            difference = stamp_difference(json.loads(stamp), json.loads(self._stamp()))
+            if difference:
+                problem = f"rows that were merged or loaded have other settings ({difference})"
+                raise ValueError(f"{problem}: merge and load states of metrics with equal settings only")
         self.result = combine_tables(self.metric, tables)
         return torch.tensor(self.result.mean, device=self.device)
 
     def _stamp(self) -> str:
-        """What rows depend on, as their streams state it."""
+        """Everything that rows depend on, as their streams state it."""
         return json.dumps(self.metric.stamp())
 
     def extra_repr(self) -> str:
@@ -114,9 +120,9 @@ class CaptionScore(torchmetrics.Metric):
         self.rows = self.rows or [torch.empty(0, dtype=torch.uint8, device=self.device)]
         super()._sync_dist(*arguments, **keywords)
 
-    def _apply(self, function: Callable[[torch.Tensor], torch.Tensor], *rest: Any) -> CaptionScore:
+    def _apply(self, function: Callable[[torch.Tensor], torch.Tensor], *arguments: Any) -> CaptionScore:
         before = self.device
-        super()._apply(function, *rest)
+        super()._apply(function, *arguments)
         if self._follows and self.device != before and self.metric.default_weights is not None:
             self.metric = type(self.metric)(replace(self.metric.options, device=str(self.device)))
         return self

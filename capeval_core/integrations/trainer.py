@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +17,15 @@ from capeval_core.errors import Problem, Problems, described, naming, warn
 from capeval_core.inputs.images import Texts, Visual
 from capeval_core.inputs.notes import Notes
 from capeval_core.inputs.samples import Samples, argument_of, check_captions, check_samples, medium_of
-from capeval_core.integrations.opening import choose_metrics, warn_failed, warn_ignored
+from capeval_core.integrations.opening import MetricSpec, choose_metrics, warn_failed, warn_ignored
 from capeval_core.metric import CaptionMetric, prepared
 from capeval_core.result import Result
+
+
+class Decoder(Protocol):
+    """A tokenizer, or a processor that has one."""
+
+    def batch_decode(self, sequences: Any, *, skip_special_tokens: bool) -> Sequence[str]: ...
 
 
 class CaptionMetrics:
@@ -54,53 +60,63 @@ class CaptionMetrics:
 
     def __init__(
         self,
-        processor: Any,
+        processor: Decoder,
         *,
-        images: Any = None,
-        videos: Any = None,
-        references: Any = None,
-        metrics: Any = ("pacs", "refpacs"),
+        images: Sequence[Any] | None = None,
+        videos: Sequence[Any] | None = None,
+        references: Sequence[Sequence[str] | str] | None = None,
+        metrics: MetricSpec | Sequence[MetricSpec] = ("pacs", "refpacs"),
         **options: Any,
     ) -> None:
         if not hasattr(processor, "batch_decode"):
-            found = f"processor is {described(processor)}, which decodes no captions"
-            raise TypeError(f"{found}: pass a tokenizer, or a processor with one")
+            problem = f"processor is {described(processor)}, which decodes no captions"
+            raise TypeError(f"{problem}: pass a tokenizer, or a processor with one")
         if images is not None and videos is not None:
             raise TypeError("pass images or videos, not both: metrics are about one of them")
-        given = "images" if images is not None else None if videos is None else "videos"
+        visuals = None  # the name of the argument that is passed
+        if images is not None:
+            visuals = "images"
+        elif videos is not None:
+            visuals = "videos"
         self.processor = processor
         self.cache = FeatureCache(math.inf)
-        medium = given and medium_of(given)
-        chosen = choose_metrics(metrics, options, cache=self.cache, media=medium, has_references=True)
-        needed = {metric.name: one for metric, _ in chosen if (one := argument_of(metric.media))}
-        Problems(
-            Problem("metrics", f"{name} is about {one}, but {given} are given", f"pass {one}=...", TypeError)
-            for name, one in needed.items()
-            if given not in (None, one)
-        ).raise_if_any()
-        self._argument = next(iter(needed.values()), None)  # None: they are about texts alone
-        self._compares = any(metric.needs_references for metric, _ in chosen)
-        self._empty = "error" if any(own.empty == "error" for _, own in chosen) else "score"
+        medium = visuals and medium_of(visuals)
+        classes = choose_metrics(metrics, options, cache=self.cache, media=medium, has_references=True)
+        self._argument: str | None = None  # None: the metrics are about texts alone
+        problems = Problems()
+        for metric, _ in classes:
+            argument = argument_of(metric.media)
+            if argument is None:
+                continue
+            self._argument = self._argument or argument
+            if visuals not in (None, argument):
+                problem = f"{metric.name} scores {argument}, but {visuals} are passed"
+                problems.add(Problem("metrics", problem, f"pass {argument}=...", TypeError))
+        problems.raise_if_any()
+        self._compares = any(metric.needs_references for metric, _ in classes)
+        self._empty = "error" if any(of_metric.empty == "error" for _, of_metric in classes) else "score"
         self._has_references = references is not None and self._compares
-        if given and not needed:
-            warn_ignored(chosen[0][0], [given])
+        if visuals is not None and self._argument is None:
+            warn_ignored(classes[0][0], [visuals])
         if references is not None and not self._compares:
-            warn_ignored(chosen[0][0], ["references"])
-        about = {"images": images, "videos": videos, None: references}[self._argument]
+            warn_ignored(classes[0][0], ["references"])
+        about: Any = {"images": images, "videos": videos, None: references}[self._argument]
         with naming({"captions": self._argument or "references"}):
             self._samples = check_samples(
+                # Captions come with each evaluation; images and references are checked now.
                 ["to be written"] * (len(about) if hasattr(about, "__len__") else 1),
                 about,
                 references,
                 needs_references=self._has_references or self._argument is None,
-                on_error="raise" if any(own.on_error == "raise" for _, own in chosen) else "nan",
+                on_error="raise" if any(of_metric.on_error == "raise" for _, of_metric in classes) else "nan",
                 empty=self._empty,
                 media=() if self._argument is None else (medium_of(self._argument),),
             )
-        self.metrics = [metric(own) for metric, own in chosen]
-        self._rows: list[_Row] = []
+        self.metrics = [metric(options_of_metric) for metric, options_of_metric in classes]
+        self._rows: list[_Row] = []  # of the batches so far, with `batch_eval_metrics=True`
         self._labels: list[str] | None = None
-        self.captions, self.results = [], {}
+        self.captions = []
+        self.results = {}
 
     def __call__(self, evaluation: Any, compute_result: bool | None = None) -> dict[str, float]:
         """The mean of each metric by its key, e.g. `{"pac_s": 0.81, "refpac_s": 0.84}`.
@@ -110,32 +126,40 @@ class CaptionMetrics:
             compute_result: with `batch_eval_metrics=True`, whether this batch is the last one; the others are
                 kept and give `{}`. A Trainer passes it.
         """
-        rows, self._rows = self._rows if compute_result is not None else [], []
-        rows = rows + _rows_of(evaluation, self.processor)
+        earlier_rows = self._rows if compute_result is not None else []
+        self._rows = []  # also where this batch cannot be read
+        rows = [*earlier_rows, *_rows_of(evaluation, self.processor)]
         if compute_result is not None and not compute_result:
             self._rows = rows
             return {}
-        there = distributed.is_available() and distributed.is_initialized()
-        rank, size = (distributed.get_rank(), distributed.get_world_size()) if there else (0, 1)
+        rank = 0
+        size = 1
+        if distributed.is_available() and distributed.is_initialized():
+            rank = distributed.get_rank()
+            size = distributed.get_world_size()
         samples = self._captioned(_of_evaluation(rows, len(self._samples), self._argument, size))
         # Statistics of all references stay those of the first evaluation; each process has all of them.
         self.metrics = [prepared(metric, _for(metric, samples)) for metric in self.metrics]
+        # Shares differ by one caption at most.
         part = range(len(samples) * rank // size, len(samples) * (rank + 1) // size)
 
         def encode(metric: CaptionMetric) -> pa.Table:
-            own = _for(metric, samples).select(part)
-            return metric.encode_all(own) if part else metric.ROW.empty_table()
+            if not part:
+                return metric.ROW.empty_table()
+            return metric.encode_all(_for(metric, samples).select(part))
 
         tables = _gathered(size, lambda: [encode(metric) for metric in self.metrics])
         self.captions = samples.captions
-        self.results = {
-            metric.name: metric.combine(table, samples=_for(metric, samples))
-            for metric, table in zip(self.metrics, tables, strict=True)
-        }
+        self.results = {}
+        for metric, table in zip(self.metrics, tables, strict=True):
+            self.results[metric.name] = metric.combine(table, samples=_for(metric, samples))
         self.cache.forget_unused()
         if rank == 0:
             self._warn()
-        return {key: value for result in self.results.values() for key, value in result.numbers.items()}
+        numbers: dict[str, float] = {}
+        for result in self.results.values():
+            numbers |= result.numbers
+        return numbers
 
     def __repr__(self) -> str:
         inputs = [] if self._argument is None else [f"{self._argument}: {len(self._samples):,}"]
@@ -154,22 +178,26 @@ class CaptionMetrics:
         if len(labels) == len(rows):
             self._check_order(labels)
         elif decoded:
-            found = "the labels of this evaluation are no token ids, so they cannot be the references"
-            raise ValueError(f"{found}: pass CaptionMetrics(..., references=[[...], ...])")
+            problem = "the labels of this evaluation are not token ids, so they cannot be the references"
+            raise ValueError(f"{problem}: pass CaptionMetrics(..., references=[[...], ...])")
         references = [[label] for label in labels] if decoded else self._samples.references
         texts = [caption for caption in captions or [] if caption is not None]
         return replace(self._samples, captions=texts, references=references)
 
     def _check_order(self, labels: list[str]) -> None:
-        """Labels show whether captions meet their own images, as far as labels can."""
+        """Refuse, or warn of, labels by which captions do not meet their own images."""
         if self._labels is None and self._has_references:
-            own = [{text.strip() for text in texts} for texts in self._samples.references or []]
-            everywhere = set[str]().union(*own)
-            astray = [i for i, label in enumerate(labels) if label not in own[i] and label in everywhere]
-            if len(astray) > len(labels) / 2:
+            of_images = [set(map(str.strip, texts)) for texts in self._samples.references or []]
+            of_all = set[str]().union(*of_images)
+            misplaced = []
+            for i, label in enumerate(labels):
+                if label in of_all and label not in of_images[i]:
+                    misplaced.append(i)
+            if len(misplaced) > len(labels) / 2:
+                first = misplaced[0]
                 raise ValueError(
-                    f"{len(astray):,} of {len(labels):,} labels are references of another image, the first "
-                    f"is row {astray[0]} ({labels[astray[0]]!r}): images and references must be in the order "
+                    f"{len(misplaced):,} of {len(labels):,} labels are references of another image, the "
+                    f"first is row {first} ({labels[first]!r}): images and references must be in the order "
                     'of the evaluation set, which train_sampling_strategy="group_by_length" changes'
                 )
         self._labels = self._labels or labels
@@ -181,10 +209,11 @@ class CaptionMetrics:
 
     def _warn(self) -> None:
         """Say what is odd about the last evaluation: empty captions, some without a score, notes."""
-        empty, all_ = sum(not caption.strip() for caption in self.captions), len(self.captions)
-        if empty > all_ / 2:
+        count = len(self.captions)
+        empty = sum(not caption.strip() for caption in self.captions)
+        if empty > count / 2:
             warn(
-                f"{empty:,} of {all_:,} captions are empty: their scores are those of the bare prompt "
+                f"{empty:,} of {count:,} captions are empty: their scores are those of the bare prompt "
                 "and say little about the captioner; is it untrained, or max_new_tokens too small?"
             )
         notes = Notes([type(metric) for metric in self.metrics])
@@ -197,32 +226,34 @@ class CaptionMetrics:
 def _for(metric: CaptionMetric, samples: Samples) -> Samples:
     """The samples as a metric takes them: without references that it does not need, or texts alone."""
     if not metric.media:
-        texts = enumerate(samples.references or [])
-        return replace(samples, images=[Visual(f"references[{i}]", Texts(own)) for i, own in texts])
+        visuals = []
+        for i, texts in enumerate(samples.references or []):
+            visuals.append(Visual(f"references[{i}]", Texts(texts)))
+        return replace(samples, images=visuals)
     return samples if metric.needs_references else replace(samples, references=None)
 
 
 # the captions of an evaluation
 
 _Row = tuple[str, str | None]
-"""A generated caption and the text of its labels, None where those are no token ids."""
+"""A generated caption and the text of its labels, None where those are not token ids."""
 
 
-def _rows_of(evaluation: Any, processor: Any) -> list[_Row]:
+def _rows_of(evaluation: Any, processor: Decoder) -> list[_Row]:
     """The rows of an `EvalPrediction` (or of anything with `predictions` and `label_ids`)."""
     if getattr(evaluation, "predictions", None) is None:
         value = "predictions=None" if hasattr(evaluation, "predictions") else described(evaluation)
         raise TypeError(f"there are no predictions to score: expected an EvalPrediction, found {value}")
     captions = _decoded(evaluation.predictions, processor)
-    labels: Sequence[str | None] = []
+    labels: Sequence[str | None] = [None] * len(captions)
     with suppress(TypeError, ValueError):  # labels of another task: no score depends on them
-        labels = _decoded(getattr(evaluation, "label_ids", None), processor)
-    return list(
-        zip(captions, labels if len(labels) == len(captions) else [None] * len(captions), strict=True)
-    )
+        decoded = _decoded(getattr(evaluation, "label_ids", None), processor)
+        if len(decoded) == len(captions):
+            labels = decoded
+    return list(zip(captions, labels, strict=True))
 
 
-def _decoded(ids: Any, processor: Any) -> list[str]:
+def _decoded(ids: Any, processor: Decoder) -> list[str]:
     return [text.strip() for text in processor.batch_decode(_token_ids(ids), skip_special_tokens=True)]
 
 
@@ -234,7 +265,8 @@ def _token_ids(value: Any) -> list[list[int]]:
         return [row for part in value for row in _token_ids(part)]
     if not hasattr(value, "shape"):
         raise TypeError(f"predictions is {described(value)}: expected an array of token ids")
-    shape, dtype = tuple(value.shape), str(value.dtype).rpartition(".")[2]
+    shape = tuple(value.shape)
+    dtype = str(value.dtype).rpartition(".")[2]
     if len(shape) != 2 or not dtype.startswith(("int", "uint")):
         raise ValueError(
             f"predictions have shape {shape} and dtype {dtype}, and should be token ids (rows, length); if "
@@ -265,13 +297,14 @@ def _gathered(size: int, work: Callable[[], list[pa.Table]]) -> list[pa.Table]:
     failure: Exception | None = None
     gathered: list[Any] = [None] * size
     try:
-        own: Any = work()
+        outcome: Any = work()
     except Exception as error:
-        failure, own = error, f"{type(error).__name__}: {error}"
-    distributed.all_gather_object(gathered, own)
+        failure = error
+        outcome = f"{type(error).__name__}: {error}"
+    distributed.all_gather_object(gathered, outcome)
     if failure is not None:
         raise failure
-    for process, found in enumerate(gathered):
-        if isinstance(found, str):
-            raise RuntimeError(f"process {process} of {size} could not score its captions: {found}")
+    for process, of_process in enumerate(gathered):
+        if isinstance(of_process, str):
+            raise RuntimeError(f"process {process} of {size} could not score its captions: {of_process}")
     return [pa.concat_tables(parts) for parts in zip(*gathered, strict=True)]

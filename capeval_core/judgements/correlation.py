@@ -1,7 +1,7 @@
 """Agreement of scores with human ratings: correlation coefficients, and accuracies over pairs.
 
 Coefficients are scipy's. A coefficient that does not exist (fewer than two rows, equal scores, equal ratings,
-a value that is no finite number) is NaN, and `undefined` says why; it is never a number.
+a value that is not a finite number) is NaN, and `undefined` says why; it is never a number.
 
 Intervals are by bootstrap over images, exact and fast. Ratings of one image are not independent, so a
 resample draws images with replacement, each with all its rows: it is a weight for each row, how often its
@@ -50,7 +50,8 @@ def undefined(scores: ArrayLike, ratings: ArrayLike) -> str | None:
         are = "is 1 row" if len(x) == 1 else "are no rows"
         return f"there {are}, and a correlation needs two"
     for name, values in (("score", x), ("rating", y)):
-        if broken := int(np.count_nonzero(~np.isfinite(values))):
+        broken = int(np.count_nonzero(~np.isfinite(values)))
+        if broken:
             return f"{broken:,} of {len(x):,} {name}s {'is' if broken == 1 else 'are'} not finite"
         if (values == values[0]).all():
             return f"all {len(x):,} {name}s are equal"
@@ -58,20 +59,24 @@ def undefined(scores: ArrayLike, ratings: ArrayLike) -> str | None:
 
 
 def _coefficient(name: str, scores: ArrayLike, ratings: ArrayLike, **settings: Any) -> Coefficient:
-    """What scipy's function of this name finds."""
+    """The coefficient by scipy's function of this name."""
     from scipy import stats
 
     x, y = equally_many(scores, ratings)
-    if reason := undefined(x, y):
+    reason = undefined(x, y)
+    if reason:
         return Coefficient(math.nan, math.nan, len(x), reason)
-    found = getattr(stats, name)(*((scaled(x), scaled(y)) if name == "pearsonr" else (x, y)), **settings)
-    if not math.isfinite(found.statistic):
+    if name == "pearsonr":  # the only one that multiplies values, which may overflow
+        x = scaled(x)
+        y = scaled(y)
+    result = getattr(stats, name)(x, y, **settings)
+    if not math.isfinite(result.statistic):
         return Coefficient(math.nan, math.nan, len(x), "the variance of the values is 0 by rounding")
-    return Coefficient(float(found.statistic), max(float(found.pvalue), LEAST_P), len(x))
+    return Coefficient(float(result.statistic), max(float(result.pvalue), LEAST_P), len(x))
 
 
 Correlation = Callable[[ArrayLike, ArrayLike], Coefficient]
-"""Of scores with ratings."""
+"""A correlation of scores with ratings."""
 kendall_tau_b: Correlation = partial(_coefficient, "kendalltau")
 """Kendall's tau-b, which corrects for ties on either side."""
 kendall_tau_c: Correlation = partial(_coefficient, "kendalltau", variant="c")
@@ -98,7 +103,8 @@ def annotator_mean(
     >>> annotator_mean(kendall_tau_b, [0.1, 0.2, 0.3], [[1, 2], [2, 1], [3, 3]])
     0.6667
     """
-    x, by_row = np.asarray(scores, dtype=np.float64), np.asarray(ratings, dtype=np.float64)
+    x = np.asarray(scores, dtype=np.float64)
+    by_row = np.asarray(ratings, dtype=np.float64)
     if digits is not None:
         x = np.round(x, digits)
     mean = float(np.mean([coefficient(x, of_one).value for of_one in by_row.T]))
@@ -106,7 +112,7 @@ def annotator_mean(
 
 
 def won_pairs(better: ArrayLike, worse: ArrayLike, *, ties: Literal["wrong", "half"] = "wrong") -> Doubles:
-    """What each pair counts: 1 where the caption that people prefer has the higher score, else 0, or 0.5 for
+    """The count of each pair: 1 where the caption that people prefer has the higher score, else 0, or 0.5 for
     a tie; NaN where a score is not finite.
 
     >>> won_pairs([0.9, 0.5, 0.3], [0.1, 0.5, 0.4], ties="half")
@@ -134,13 +140,14 @@ def average_precision(scores: ArrayLike, positive: ArrayLike, weights: ArrayLike
     x, hits = equally_many(scores, positive)
     count = np.ones(len(x)) if weights is None else np.asarray(weights, dtype=np.float64)
     order = np.argsort(-x, kind="stable")
-    found, ranked = np.cumsum(hits[order] * count[order]), np.cumsum(count[order])
-    if not len(x) or found[-1] == 0 or np.isnan(x).any():
+    hits_so_far = np.cumsum(hits[order] * count[order])
+    rows_so_far = np.cumsum(count[order])
+    if not len(x) or hits_so_far[-1] == 0 or np.isnan(x).any():
         return math.nan
     last = np.append(np.flatnonzero(np.diff(x[order])), len(x) - 1)  # of each distinct score
-    last = last[ranked[last] > 0]
-    recall = found[last] / found[-1]
-    return float(np.sum(np.diff(recall, prepend=0.0) * found[last] / ranked[last]))
+    last = last[rows_so_far[last] > 0]
+    recall = hits_so_far[last] / hits_so_far[-1]
+    return float(np.sum(np.diff(recall, prepend=0.0) * hits_so_far[last] / rows_so_far[last]))
 
 
 def _precision_of_low(scores: Any, ratings: Any, weights: ArrayLike | None = None) -> float:
@@ -171,10 +178,13 @@ def tie_calibrated_accuracy(
     pairs = [rows[np.stack(np.triu_indices(len(rows), 1))] for rows in members if len(rows) > 1]
     if not pairs:
         return math.nan, math.nan
-    (i, j), sizes = np.concatenate(pairs, axis=1), [own.shape[1] for own in pairs]
+    i, j = np.concatenate(pairs, axis=1)
+    sizes = [pairs_of_group.shape[1] for pairs_of_group in pairs]
     weights = np.repeat(1.0 / np.array(sizes), sizes) / len(sizes)  # groups count alike
-    steps, ratings_apart = x[i] - x[j], y[i] - y[j]
-    alike, tied = steps * ratings_apart > 0, ratings_apart == 0
+    steps = x[i] - x[j]
+    ratings_apart = y[i] - y[j]
+    alike = steps * ratings_apart > 0
+    tied = ratings_apart == 0
     order = np.argsort(np.abs(steps), kind="stable")
     gaps = np.abs(steps)[order]
     gained = (weights * (tied.astype(np.float64) - alike))[order]
@@ -194,7 +204,8 @@ def scaled(values: Doubles) -> Doubles:
 
 def equally_many(first: ArrayLike, second: ArrayLike) -> tuple[Doubles, Doubles]:
     """Two lists of equally many numbers."""
-    x, y = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    x = np.asarray(first, dtype=np.float64)
+    y = np.asarray(second, dtype=np.float64)
     if x.ndim != 1 or x.shape != y.shape:
         raise ValueError(f"expected two lists of equally many numbers, found shapes {x.shape} and {y.shape}")
     return x, y
@@ -203,7 +214,8 @@ def equally_many(first: ArrayLike, second: ArrayLike) -> tuple[Doubles, Doubles]
 # resamples
 
 DRAWS = 1_000  # resamples of an interval
-_CELLS, _CELLS_PER_ROW = 20_000, 16
+_CELLS = 20_000
+_CELLS_PER_ROW = 16
 """Cells of a table of counts up to which it takes less time than scipy's sorting of the rows."""
 
 
@@ -229,8 +241,8 @@ class Resamples:
         """(draws,) the mean of the finite values in each resample; NaN in one without any."""
         rows = np.asarray(values, dtype=np.float64)
         finite = np.isfinite(rows)
-        sides = np.where(finite, rows, 0.0), finite
-        total, count = (self._counts @ np.bincount(self._of_row, own, self.images) for own in sides)
+        total = self._counts @ np.bincount(self._of_row, np.where(finite, rows, 0.0), self.images)
+        count = self._counts @ np.bincount(self._of_row, finite, self.images)
         return np.where(count > 0, total / np.maximum(count, 1), math.nan)
 
     def each(self, statistic: Callable[[Integers], float | Sequence[float]]) -> Doubles:
@@ -265,7 +277,7 @@ class WeightedRows:
 
     def __init__(self, scores: ArrayLike, ratings: ArrayLike) -> None:
         self.sides = equally_many(scores, ratings)
-        self._scaled = scaled(self.sides[0]), scaled(self.sides[1])
+        self._scaled = (scaled(self.sides[0]), scaled(self.sides[1]))
         ranked = [np.unique(side, return_inverse=True) for side in self.sides]
         self._codes = [codes.astype(np.int64) for _, codes in ranked]  # among distinct values, from 0
         self._counts = [len(distinct) for distinct, _ in ranked]
@@ -273,16 +285,17 @@ class WeightedRows:
 
     def coefficients(self, weights: Integers, names: Sequence[str]) -> list[float]:
         """These coefficients, of `COEFFICIENTS`, with each row repeated by its weight."""
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         if "tau_b" in names or "tau_c" in names:
-            found["tau_b"], found["tau_c"] = self._taus(weights)
+            values["tau_b"], values["tau_c"] = self._taus(weights)
         if "pearson" in names:
-            found["pearson"] = _weighted_pearson(*self._scaled, weights)
+            values["pearson"] = _weighted_pearson(*self._scaled, weights)
         if "spearman" in names:
-            found["spearman"] = _weighted_pearson(self._ranks(0, weights), self._ranks(1, weights), weights)
+            values["spearman"] = _weighted_pearson(self._ranks(0, weights), self._ranks(1, weights), weights)
         if "ap" in names:
-            found["ap"] = _precision_of_low(*self.sides, weights)
-        bounded: list[float] = np.clip([found[name] for name in names], -1.0, 1.0).tolist()  # of rounding
+            values["ap"] = _precision_of_low(*self.sides, weights)
+        # Rounding may leave the range of a correlation.
+        bounded: list[float] = np.clip([values[name] for name in names], -1.0, 1.0).tolist()
         return bounded
 
     def _taus(self, weights: Integers) -> tuple[float, float]:
@@ -290,18 +303,21 @@ class WeightedRows:
         if math.prod(self._counts) > _CELLS + _CELLS_PER_ROW * len(self._cells):  # both have many values
             repeated = [np.repeat(side, weights) for side in self.sides]
             return COEFFICIENTS["tau_b"](*repeated).value, COEFFICIENTS["tau_c"](*repeated).value
+        # A table of counts, scores by ratings: sums over it take less time than pairs of rows.
         counts = np.bincount(self._cells, weights, math.prod(self._counts)).reshape(self._counts)
-        sums = counts.sum(axis=1), counts.sum(axis=0)
-        rows = float(sums[0].sum())
+        by_score = counts.sum(axis=1)
+        by_rating = counts.sum(axis=0)
+        rows = float(by_score.sum())
         pairs = rows * (rows - 1) / 2
-        of_scores, of_ratings = (float(np.sum(own * (own - 1))) / 2 for own in sums)  # tied pairs
-        if pairs in (of_scores, of_ratings):
+        tied_scores = float(np.sum(by_score * (by_score - 1))) / 2
+        tied_ratings = float(np.sum(by_rating * (by_rating - 1))) / 2
+        if pairs in (tied_scores, tied_ratings):
             return math.nan, math.nan
         below = np.cumsum(counts, axis=0) - counts  # rows of a smaller score, by the rating
         upto = np.cumsum(below, axis=1)
         surplus = float(np.sum(counts * (2 * upto - below - upto[:, -1:])))
-        levels = min(map(np.count_nonzero, sums))
-        tau_b = surplus / math.sqrt(pairs - of_scores) / math.sqrt(pairs - of_ratings)
+        levels = min(np.count_nonzero(by_score), np.count_nonzero(by_rating))
+        tau_b = surplus / math.sqrt(pairs - tied_scores) / math.sqrt(pairs - tied_ratings)
         return tau_b, 2 * surplus / (rows**2 * (levels - 1) / levels)
 
     def _ranks(self, side: int, weights: Integers) -> Doubles:
@@ -315,7 +331,8 @@ def _weighted_pearson(x: Doubles, y: Doubles, weights: Integers) -> float:
     total = float(weights.sum())
     if total < 2:
         return math.nan
-    x, y = x - x @ weights / total, y - y @ weights / total
+    x = x - x @ weights / total
+    y = y - y @ weights / total
     inside = weights > 0
     if not (np.ptp(x[inside]) > 0 and np.ptp(y[inside]) > 0):
         return math.nan

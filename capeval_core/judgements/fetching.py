@@ -1,4 +1,4 @@
-"""What metrics, weights and judged sets need, by name: a plan first, then the files from their authors."""
+"""Files that metrics, weights and judged sets need, by name: a plan first, then their authors' files."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def sets_on_the_hub() -> list[str]:
     return [name for name, entry in SETS.items() if entry.hub]
 
 
-def plan(wanted: Sequence[str], *, only: str | Sequence[str] | None = None) -> list[Item]:
+def plan(names: Sequence[str], *, only: str | Sequence[str] | None = None) -> list[Item]:
     """The rows of a plan: what the names need, each once, and what of it is here.
 
     Args:
-        wanted: metrics, weights (their short names or Hub ids) and judged sets.
+        names: metrics, weights (their short names or Hub ids) and judged sets.
         only: members of ECO's ensemble, instead of the paper's.
 
     Raises:
@@ -42,7 +42,7 @@ def plan(wanted: Sequence[str], *, only: str | Sequence[str] | None = None) -> l
     """
     entries: list[WeightsEntry] = []
     sets = []
-    for name in wanted:
+    for name in names:
         entry = _entry(name)
         judged_set = SETS.get(name.lower().replace("-", "_"))
         if name in list_metrics():
@@ -55,8 +55,10 @@ def plan(wanted: Sequence[str], *, only: str | Sequence[str] | None = None) -> l
             raise ValueError(f"{name}: {judged_set.advice()}")
         else:
             weights = [entry.folder for entry in (*WEIGHTS, *PARTS)]
-            names = [*metrics_with_weights(), *sets_on_the_hub(), *weights]
-            raise ValueError(f"unknown name {name!r}{did_you_mean(name, names)} (known: {', '.join(names)})")
+            names_here = [*metrics_with_weights(), *sets_on_the_hub(), *weights]
+            raise ValueError(
+                f"unknown name {name!r}{did_you_mean(name, names_here)} (known: {', '.join(names_here)})"
+            )
     return [*plan_of(entries), *sets]
 
 

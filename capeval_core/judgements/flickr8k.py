@@ -83,15 +83,15 @@ def _with_texts(
 def _without_candidates(table: pd.DataFrame) -> pd.DataFrame:
     """The same rows, where each candidate of an image was taken out of its references once."""
     references: dict[str, list[str]] = {}
-    taken: set[tuple[str, str]] = set()
+    removed: set[tuple[str, str]] = set()
     for image, caption_id, text, texts in zip(
         table.image, table.caption_id, table.candidate, table.references, strict=True
     ):
-        left = references.setdefault(image, list(texts))
+        remaining = references.setdefault(image, list(texts))
         # A caption that is rated twice leaves once; two captions of equal words are two.
-        if (image, caption_id) not in taken and text in left:
-            left.remove(text)
-            taken.add((image, caption_id))
+        if (image, caption_id) not in removed and text in remaining:
+            remaining.remove(text)
+            removed.add((image, caption_id))
     return table.assign(references=[references[image] for image in table.image])
 
 

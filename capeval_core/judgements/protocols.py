@@ -33,11 +33,11 @@ from capeval_core.judgements.correlation import (
 from capeval_core.registry import load, metric_class
 
 STATISTICS = ("tau_b", "tau_c", "spearman", "pearson", "acc_eq")
-"""What any scores can be compared with ratings by; `acc_eq` is tie-calibrated within images."""
+"""Statistics of any scores with ratings; `acc_eq` is tie-calibrated within images."""
 _WITHIN_IMAGES = "acc_eq"
 _LEAST_SYSTEMS = 3  # of two every correlation is 1 or -1
 _OF_CHOSEN = ("bleu", "rougel", "ciderd")
-"""What the captions that a metric chooses of pools are compared with references by."""
+"""Metrics that compare the captions chosen from pools with references."""
 _LEVELS = 7  # of ratings in a chart
 
 
@@ -64,8 +64,10 @@ class Scoring(NamedTuple):
     def references(self) -> list[list[str]] | None:
         if self.items.references is None or self.chosen is None:
             return self.items.references
-        pairs = zip(self.items.references, self.chosen, strict=True)
-        return [[texts[position] for position in positions] for texts, positions in pairs]
+        references = []
+        for texts, positions in zip(self.items.references, self.chosen, strict=True):
+            references.append([texts[position] for position in positions])
+        return references
 
 
 class Scored(NamedTuple):
@@ -166,7 +168,12 @@ class RatingColumn(NamedTuple):
 
 @dataclass(frozen=True)
 class RatedSet(JudgedSet):
-    """Captions with ratings; its scorings have the same items."""
+    """Captions with ratings; its scorings have the same items.
+
+    items    0 "a dog"    1 "a cat"    2 "two cars"
+    item     0  0  0      1            2  2           the caption that each row is about
+    rating   4  3  4      1            2  3
+    """
 
     item: Integers  # (rows,) that each rating is about
     ratings: Mapping[str, Doubles]  # (rows,) by name, or (rows, annotators) for `by_annotator`
@@ -186,7 +193,8 @@ class RatedSet(JudgedSet):
 
     def with_statistics(self, statistics: Sequence[str]) -> RatedSet:
         """The same with these statistics, of `STATISTICS`, in place of the papers'."""
-        first, table = next(iter(self.table.values())), {}
+        first = next(iter(self.table.values()))
+        table = {}
         for column in self.table.values():
             for statistic in statistics:
                 if column.of_systems and statistic == _WITHIN_IMAGES:
@@ -218,12 +226,12 @@ class RatedSet(JudgedSet):
             alike.setdefault(column._replace(statistic=""), []).append(column.statistic)
         cells: dict[RatingColumn, Cell] = {}
         for rows, names in alike.items():
-            runs = [
-                self._statistics(rows, run, names, resamples)
-                for run, scoring in zip(scored, self.scorings, strict=True)
-                if rows.scoring in (None, scoring.name)
-            ]
-            cells |= {rows._replace(statistic=name): _mean([run[name] for run in runs]) for name in names}
+            runs = []
+            for run, scoring in zip(scored, self.scorings, strict=True):
+                if rows.scoring in (None, scoring.name):
+                    runs.append(self._statistics(rows, run, names, resamples))
+            for name in names:
+                cells[rows._replace(statistic=name)] = _mean([run[name] for run in runs])
         return {name: cells[column] for name, column in self.table.items()}
 
     def _statistics(
@@ -233,47 +241,53 @@ class RatedSet(JudgedSet):
         if rows.part is not None and rows.part not in run.parts:
             return dict.fromkeys(names, Cell(math.nan, 0, undefined=f"the metric has no {rows.part}"))
         scores = (run.scores if rows.part is None else run.parts[rows.part])[self.item]
-        kept = np.isfinite(scores)
+        counted = np.isfinite(scores)
         if rows.subset is not None:
-            kept &= np.asarray(self.subsets, dtype=object) == rows.subset
+            counted &= np.asarray(self.subsets, dtype=object) == rows.subset
         if rows.of_systems:
-            return self._of_systems(scores, self.ratings[rows.ratings], kept, names, resamples)
-        scores, ratings, count = scores[kept], self.ratings[rows.ratings][kept], int(kept.sum())
-        if reason := undefined(scores, ratings[:, 0] if self.by_annotator else ratings):
-            return dict.fromkeys(names, Cell(math.nan, count, undefined=reason))
-        if self.by_annotator:
-            return {name: Cell(annotator_mean(COEFFICIENTS[name], scores, ratings), count) for name in names}
+            return self._of_systems(scores, self.ratings[rows.ratings], counted, names, resamples)
+        scores = scores[counted]
+        ratings = self.ratings[rows.ratings][counted]
+        reason = undefined(scores, ratings[:, 0] if self.by_annotator else ratings)
+        if reason:
+            return dict.fromkeys(names, Cell(math.nan, len(scores), undefined=reason))
         cells = {}
-        if coefficients := [name for name in names if name in COEFFICIENTS]:
-            found = [COEFFICIENTS[name](scores, ratings) for name in coefficients]
-            draws: Sequence[Doubles | None] = [None] * len(found)
-            if resamples is not None:
-                weighted = WeightedRows(scores, ratings)
-                each = resamples.each(lambda weights: weighted.coefficients(weights[kept], coefficients))
-                draws = [centred(own, one.value) for own, one in zip(each.T, found, strict=True)]
-            for name, one, own in zip(coefficients, found, draws, strict=True):
-                cells[name] = Cell(one.value, count, own, undefined=one.undefined)
+        if self.by_annotator:
+            for name in names:
+                cells[name] = Cell(annotator_mean(COEFFICIENTS[name], scores, ratings), len(scores))
+            return cells
+        coefficients = [name for name in names if name in COEFFICIENTS]
+        for name in coefficients:
+            coefficient = COEFFICIENTS[name](scores, ratings)
+            cells[name] = Cell(coefficient.value, len(scores), undefined=coefficient.undefined)
+        if coefficients and resamples is not None:
+            # All coefficients of a resample at once: its weights are drawn once, and its counts are shared.
+            weighted = WeightedRows(scores, ratings)
+            drawn = resamples.each(lambda weights: weighted.coefficients(weights[counted], coefficients))
+            for name, draws in zip(coefficients, drawn.T, strict=True):
+                cells[name] = cells[name]._replace(draws=centred(draws, cells[name].value))
         if "acc_eq" in names:
-            cells["acc_eq"] = self._tie_calibrated(scores, ratings, self.item[kept])
+            cells["acc_eq"] = self._tie_calibrated(scores, ratings, self.item[counted])
         return cells
 
     def _of_systems(
         self,
         scores: Doubles,
         ratings: Doubles,
-        kept: NDArray[np.bool_],
+        counted: NDArray[np.bool_],
         names: Sequence[str],
         resamples: Resamples | None,
     ) -> dict[str, Cell]:
         """Statistics of the mean scores of systems with their mean ratings, over the rows that have both."""
-        systems, codes = np.unique(np.asarray(self.systems, dtype=object)[kept], return_inverse=True)
+        names_of_rows = np.asarray(self.systems, dtype=object)[counted]
+        systems, codes = np.unique(names_of_rows, return_inverse=True)
         if len(systems) < _LEAST_SYSTEMS:
             reason = f"there are {len(systems)} systems, and a correlation of systems needs three"
             return dict.fromkeys(names, Cell(math.nan, len(systems), undefined=reason))
 
         def means(values: Doubles, weights: Integers | None) -> Doubles:
             counts = np.bincount(codes, weights, len(systems))
-            weighted = values[kept] if weights is None else values[kept] * weights
+            weighted = values[counted] if weights is None else values[counted] * weights
             with np.errstate(invalid="ignore"):  # a system of which a resample has no row
                 return np.bincount(codes, weighted, len(systems)) / counts
 
@@ -290,18 +304,18 @@ class RatedSet(JudgedSet):
             if resamples is not None:
 
                 def of_resample(weights: Integers, coefficient: Correlation = coefficient) -> float:
-                    drawn = weights[kept]
+                    drawn = weights[counted]
                     return coefficient(means(scores, drawn), means(ratings, drawn)).value
 
                 draws = resamples.each(of_resample)
             cells[name] = Cell(coefficient(mean_scores, mean_ratings).value, len(systems), draws)
         return cells
 
-    def _tie_calibrated(self, scores: Doubles, ratings: Doubles, item: Integers) -> Cell:
+    def _tie_calibrated(self, scores: Doubles, ratings: Doubles, items_of_rows: Integers) -> Cell:
         # Several ratings of a caption are one here: it has one score, which would tie with itself.
-        items, first, of_row = np.unique(item, return_index=True, return_inverse=True)
+        items, first, of_row = np.unique(items_of_rows, return_index=True, return_inverse=True)
         means = np.bincount(of_row, ratings) / np.bincount(of_row)
-        images = [self.items.images[one] for one in items]
+        images = [self.items.images[item] for item in items]
         accuracy, _ = tie_calibrated_accuracy(scores[first], means, images)
         reason = "no image has two rated captions" if math.isnan(accuracy) else None
         return Cell(accuracy, len(items), undefined=reason)
@@ -309,8 +323,9 @@ class RatedSet(JudgedSet):
 
 def _by_rating(ratings: Doubles, scores: Doubles) -> dict[str, list[float]]:
     """Scores by rating; of many ratings in ranges of equal counts."""
-    kept = np.isfinite(ratings) & np.isfinite(scores)
-    ratings, scores = ratings[kept], scores[kept]
+    finite = np.isfinite(ratings) & np.isfinite(scores)
+    ratings = ratings[finite]
+    scores = scores[finite]
     distinct = np.unique(ratings)
     if len(distinct) <= _LEVELS:
         return {f"{value:.3g}": scores[ratings == value].tolist() for value in distinct}
@@ -322,13 +337,18 @@ def _by_rating(ratings: Doubles, scores: Doubles) -> dict[str, list[float]]:
 
 @dataclass(frozen=True)
 class PairedSet(JudgedSet):
-    """Pairs of captions. Items 2i and 2i + 1 are the captions a and b of pair i."""
+    """Pairs of captions. Items 2i and 2i + 1 are the captions a and b of pair i.
+
+    items       0 "a dog"  1 "a cat"    2 "a bus"  3 "a car"
+    pair        0                       1
+    preferred   0 (a)                   1 (b)
+    """
 
     unit = "pairs"
 
     preferred: tuple[Sequence[int], ...]  # of each scoring, (pairs,) 0 where a is preferred, 1 where b is
     images: list[str]  # of each pair
-    categories: Sequence[str] | None = None  # of each pair: columns beside their mean
+    categories: Sequence[str] | None = None  # of each pair: columns in addition to their mean
     by_scoring: bool = False  # a column for each scoring, else the mean of all scorings
     paragraphs: Sequence[str] | None = None  # of each pair: scores are averaged before they compete
 
@@ -345,34 +365,43 @@ class PairedSet(JudgedSet):
         return list(dict(zip(self.paragraphs, self.images, strict=True)).values())
 
     def levels(self, run: Scored) -> dict[str, list[float]]:
-        sides = zip(("preferred", "other"), self._sides(run.scores, self.preferred[0]), strict=True)
-        return {name: own[np.isfinite(own)].tolist() for name, own in sides}
+        preferred, rejected = self._sides(run.scores, self.preferred[0])
+        return {
+            "preferred": preferred[np.isfinite(preferred)].tolist(),
+            "other": rejected[np.isfinite(rejected)].tolist(),
+        }
 
     def cells(self, scored: Sequence[Scored], resamples: Resamples | None) -> dict[str, Cell]:
-        pairs = zip(scored, self.preferred, strict=True)
-        runs = [self._run(run.scores, preferred, resamples) for run, preferred in pairs]
+        runs = []
+        for run, preferred in zip(scored, self.preferred, strict=True):
+            runs.append(self._run(run.scores, preferred, resamples))
         if self.by_scoring:
             return {name: run["accuracy"] for name, run in zip(self.columns, runs, strict=True)}
-        return {name: _mean([run[name] for run in runs]) for name in self.columns}
+        cells = {}
+        for name in self.columns:
+            cells[name] = _mean([run[name] for run in runs])
+        return cells
 
     def _sides(self, scores: Doubles, preferred: Sequence[int]) -> tuple[Doubles, Doubles]:
         """The scores of the preferred captions and of the others."""
-        pairs, first = scores.reshape(-1, 2), np.asarray(preferred) == 0
+        pairs = scores.reshape(-1, 2)
+        first = np.asarray(preferred) == 0
         return np.where(first, pairs[:, 0], pairs[:, 1]), np.where(first, pairs[:, 1], pairs[:, 0])
 
     def _run(self, scores: Doubles, preferred: Sequence[int], resamples: Resamples | None) -> dict[str, Cell]:
         """The cells of one scoring: of each category and their mean, or `accuracy`."""
         sides = pd.DataFrame(dict(enumerate(self._sides(scores, preferred))))
         if self.paragraphs is not None:  # NaN where one of its sentences is
-            sides = sides.groupby(list(self.paragraphs), sort=False).agg(lambda own: own.mean(skipna=False))
-        won, lacking = won_pairs(sides[0], sides[1]), "no pair has two scores"
+            paragraphs = sides.groupby(list(self.paragraphs), sort=False)
+            sides = paragraphs.agg(lambda sentences: sentences.mean(skipna=False))
+        won = won_pairs(sides[0], sides[1])
+        reason = "no pair has two scores"
         if self.categories is None:
-            return {"accuracy": _mean_of(won, resamples, lacking)}
+            return {"accuracy": _mean_of(won, resamples, reason)}
         of_pair = np.asarray(self.categories, dtype=object)
-        cells = {
-            name: _mean_of(np.where(of_pair == name, won, np.nan), resamples, lacking)
-            for name in self.columns[:-1]
-        }
+        cells = {}
+        for name in self.columns[:-1]:
+            cells[name] = _mean_of(np.where(of_pair == name, won, np.nan), resamples, reason)
         rows = sum(cell.rows for cell in cells.values())
         return cells | {"mean": _mean(list(cells.values()))._replace(rows=rows)}
 
@@ -387,7 +416,7 @@ class SystemSet(JudgedSet):
         cells = {}
         for name, run in zip(self.columns, scored, strict=True):
             cells[name] = _mean_of(run.scores, resamples, "no caption has a score")
-            if run.corpus is not None:  # no mean of rows, so resampled means are not its interval
+            if run.corpus is not None:  # not a mean of rows, so resampled means are not its interval
                 cells[name] = cells[name]._replace(value=run.corpus, draws=None)
         return cells
 
@@ -408,18 +437,23 @@ class PoolSet(JudgedSet):
         return self.image_ids
 
     def cells(self, scored: Sequence[Scored], resamples: Resamples | None) -> dict[str, Cell]:
-        scores, items = pd.Series(scored[0].scores), self.items
+        items = self.items
+        scores = pd.Series(scored[0].scores)
         finite = scores[np.isfinite(scores)]
         images = np.asarray(items.images, dtype=object)[finite.index]
         rows = finite.groupby(images, sort=False).idxmax().tolist()  # the first of equal ones
         if not rows:
             return {name: Cell(math.nan, 0, undefined="no candidate has a score") for name in self.columns}
-        columns = (items.captions, items.images, items.references or [])
-        best = Items(*([column[row] for row in rows] for column in columns))  # type: ignore[arg-type]
+        references = items.references or []
+        best = Items(
+            [items.captions[row] for row in rows],
+            [items.images[row] for row in rows],
+            [references[row] for row in rows],
+        )
         system = SystemSet(self.name, tuple(Scoring(name, best) for name in self.columns))
         runs = []
-        for metric in (load(name, empty="score") for name in _OF_CHOSEN):
-            result = metric.score(best.captions, references=best.references)
+        for name in _OF_CHOSEN:
+            result = load(name, empty="score").score(best.captions, references=best.references)
             corpus = result.mean if result.formula else None
             runs.append(Scored(np.array(result.scores, np.float64), corpus=corpus))
         return system.cells(runs, resamples if len(rows) == len(self.clusters) else None)

@@ -82,7 +82,7 @@ class CaptionTable:
         return self.file.records.rows
 
     def place(self, index: int) -> str:
-        """What messages call a record."""
+        """The name of a record in messages."""
         return self.file.records.place(index)
 
     def ids(self, find: Callable[[str], Sequence[str]] | None = None) -> list[str | None]:
@@ -105,14 +105,16 @@ class CaptionTable:
         return self.file.ids(self.file.id_column)
 
     def sentence(self, numbers_are: str) -> str:
-        """What was read, in a line."""
-        shown = [f"{numbers_are} = {', '.join(self.columns)}".replace(VALUE, "value"), *self.read]
+        """A line about the columns that were read."""
+        columns = [f"{numbers_are} = {', '.join(self.columns)}".replace(VALUE, "value"), *self.read]
         if self.file.id_column is not None:
-            shown.insert(0, f"id = {self.file.id_column}".replace(KEY, "key"))
+            columns.insert(0, f"id = {self.file.id_column}".replace(KEY, "key"))
         used = {*self.file.columns, self.file.id_column, KEY, VALUE, ""}
         fields = [name for name in self.file.records.fields if name not in used]
-        rest = f"; not read: {', '.join(fields[:8])}{', ...' if len(fields) > 8 else ''}" if fields else ""
-        return f"{self.path}: {self.file.records.form}: {', '.join(shown)}{rest}"
+        unread = ""
+        if fields:
+            unread = f"; not read: {', '.join(fields[:8])}{', ...' if len(fields) > 8 else ''}"
+        return f"{self.path}: {self.file.records.form}: {', '.join(columns)}{unread}"
 
 
 @dataclass
@@ -129,7 +131,7 @@ class Ratings:
     dropped: Counter[str]
 
     def sentence(self) -> str:
-        """What was read, in a line."""
+        """A line about the columns that were read."""
         return self.table.sentence("rating, the mean of annotators," if self.by_annotator else "rating")
 
 
@@ -138,14 +140,17 @@ def read_table(
 ) -> CaptionTable:
     """A table of numbers about captions, in the columns that `columns_of` chooses. Raises FileError."""
     problems = Problems()
-    named = [getattr(options, name) for name in options.describe() if name.endswith("_column")]
-    expected = [part for name in named if name for part in (name, *name.split(","), name.partition(".")[0])]
+    expected: list[str] = []
+    for option_name in options.describe():
+        column = getattr(options, option_name) if option_name.endswith("_column") else None
+        if column:
+            expected += [column, *column.split(","), column.partition(".")[0]]
     records = read_records(path, "rating", problems, expected)
     splits = splits_of(records)
     records, notes = select_records(records, splits, "caption", options, problems, one_split=False)
     problems.raise_if_any()
     columns = list(columns_of(records))
-    # Ratings 1 to 5 would pass for the ids of images 1 to 5, also those that the mean is written beside.
+    # Ratings 1 to 5 would pass for the ids of images 1 to 5, also those in a table with the mean as well.
     of_annotators = [name for name in records.fields if names.annotators_of(name) is not None]
     used = [*columns, *(name for name in of_annotators if name not in columns)]
     read: list[str] = []
@@ -189,8 +194,8 @@ def read_ratings(path: str | os.PathLike[str], options: RatingOptions | None = N
     problems = Problems()
     refuse_unused(options, [table.file], problems)
     problems.raise_if_any()
-    chosen = options.rating_column is not None
-    by_annotator = len(table.columns) > 1 and (chosen or _is_of_annotator(table.columns[0]))
+    are_named = options.rating_column is not None
+    by_annotator = len(table.columns) > 1 and (are_named or _is_of_annotator(table.columns[0]))
     dropped: Counter[str] = Counter()
     values = [_values_of(row, table.columns, dropped, by_annotator=by_annotator) for row in table.rows]
     return Ratings(table, values, by_annotator, dropped)
@@ -241,8 +246,9 @@ def _rating_groups(records: Records) -> list[list[str]]:
 
 
 def _is_of_annotator(name: str) -> bool:
-    """Whether a column holds the ratings of one annotator, by its name."""
-    return not any(names.plain(name) in level for level in names.levels("rating"))
+    """True for a column that holds the ratings of one annotator, by its name."""
+    usual_names = set().union(*names.levels("rating"))
+    return names.plain(name) not in usual_names
 
 
 def _check_agreement(records: Records, groups: Sequence[Sequence[str]]) -> None:
@@ -258,20 +264,20 @@ def _check_agreement(records: Records, groups: Sequence[Sequence[str]]) -> None:
         first = next(iter(means.values()), math.nan)
         differing = [name for name, mean in means.items() if abs(mean - first) > _ROUNDING + 1e-9]
         if differing:
-            others = [next(iter(means)), *differing]
+            columns = [next(iter(means)), *differing]
             problem = (
-                f"has {' and '.join(map(repr, others))}, which differ ({records.place(index)}): "
+                f"has {' and '.join(map(repr, columns))}, which differ ({records.place(index)}): "
                 "which of them are the ratings?"
             )
-            fix = " or ".join(setting("rating_column", name) for name in others)
+            fix = " or ".join(setting("rating_column", name) for name in columns)
             raise file_error(records.path, problem, f"choose {fix}")
 
 
 def holds_numbers(records: Records, name: str) -> bool:
-    """Whether most values of a column are numbers."""
+    """True where most values of a column are numbers."""
     values = [row[name] for row in islice(records.rows, 100) if row.get(name) not in (None, "")]
-    held = [value for value in values if number_of(value) is not None]
-    return bool(held) and len(held) * 2 > len(values)
+    count = sum(number_of(value) is not None for value in values)
+    return count * 2 > len(values)
 
 
 # values
@@ -289,15 +295,15 @@ def number_of(value: Any) -> float | None:
 
 
 def numbers(values: Iterable[Any], name: str, dropped: Counter[str]) -> Doubles:
-    """Ratings as numbers; those that are missing or no finite numbers are NaN, and counted."""
-    found = []
+    """Ratings as numbers; those that are missing or not finite are NaN, and counted."""
+    ratings = []
     for value in values:
         number = number_of(value)
         if number is None:
             missing = value is None or (isinstance(value, str) and not value.strip())
             dropped[f"{name} missing" if missing else f"{name} not a number"] += 1
-        found.append(math.nan if number is None else number)
-    return np.array(found, dtype=np.float64)
+        ratings.append(math.nan if number is None else number)
+    return np.array(ratings, dtype=np.float64)
 
 
 def _values_of(row: Record, columns: Sequence[str], dropped: Counter[str], *, by_annotator: bool) -> Doubles:
@@ -306,7 +312,8 @@ def _values_of(row: Record, columns: Sequence[str], dropped: Counter[str], *, by
         values = numbers([value_at(row, name) for name in columns], "ratings", dropped)
         finite = values[np.isfinite(values)]
         return finite.mean(keepdims=True) if len(finite) else finite
-    value = next((value_at(row, name) for name in columns if value_at(row, name) is not None), None)
+    filled = (value_at(row, name) for name in columns if value_at(row, name) is not None)
+    value = next(filled, None)
     if isinstance(value, str) and value.strip().startswith("["):
         value = read_written_list(value) or value
     values = numbers(value if isinstance(value, list) else [value], "ratings", dropped)
@@ -317,23 +324,26 @@ def _texts(
     records: Records, role: str, options: RatingOptions, problems: Problems, without: Sequence[str]
 ) -> tuple[list[str], dict[int, list[str]]]:
     """The columns of captions or references, and the texts of the records that have some."""
-    chosen = options.caption_column if role == "caption" else options.reference_column
+    named = options.caption_column if role == "caption" else options.reference_column
     levels = names.levels(role)[: _CAPTION_LEVELS if role == "caption" else 1]
-    fields = [name for name in records.fields if name not in without]
-    known = [name for name in fields if any(names.plain(names.base_of(name)) in level for level in levels)]
-    if VALUE in records.fields or not (known or (chosen and has_path(records, chosen))):
+    usual_names = set().union(*levels)
+    usual_columns = [
+        name
+        for name in records.fields
+        if name not in without and names.plain(names.base_of(name)) in usual_names
+    ]
+    if VALUE in records.fields or not (usual_columns or (named and has_path(records, named))):
         return [], {}
-    columns = chosen_columns(records, chosen) if chosen else known
-    indices = [
-        index
-        for index, row in enumerate(records.rows)
-        if any(not _is_missing(value_at(row, name)) for name in columns or known)
-    ]
+    columns = chosen_columns(records, named) if named else usual_columns
+    indices = []  # of the records that have a text
+    for index, row in enumerate(records.rows):
+        if any(not _is_missing(value_at(row, name)) for name in columns or usual_columns):
+            indices.append(index)
     numbers_of_records = [records.numbers[index] for index in indices] if records.unit else ()
-    rows = [
-        {name: value for name, value in records.rows[index].items() if name not in without}
-        for index in indices
-    ]
+    rows = []
+    for index in indices:
+        row = records.rows[index]
+        rows.append({name: value for name, value in row.items() if name not in without})
     part = replace(records, rows=rows, numbers=numbers_of_records)
     if not rows:
         return [], {}
@@ -355,8 +365,10 @@ def _system_column(records: Records, options: RatingOptions) -> str | None:
     columns = [name for name in records.fields if names.is_name(name, "system")]
     for name in columns[1:]:
         pairs = {(str(row.get(columns[0])), str(row.get(name))) for row in records.rows}
-        if len(pairs) > len({first for first, _ in pairs}) or len(pairs) > len({last for _, last in pairs}):
-            fix = f"choose {' or '.join(setting('system_column', one) for one in (columns[0], name))}"
+        of_first = {system for system, _ in pairs}
+        of_second = {system for _, system in pairs}
+        if len(pairs) > min(len(of_first), len(of_second)):
+            fix = f"choose {' or '.join(setting('system_column', column) for column in (columns[0], name))}"
             problem = f"has {columns[0]!r} and {name!r}, which name different systems"
             raise file_error(records.path, problem, fix)
     return columns[0] if columns else None
@@ -375,5 +387,6 @@ def warn_of_other_images(path: Any, judged: RatedSet) -> None:
     images: dict[str, set[str]] = {}
     for system, image in zip(judged.systems or [], judged.clusters, strict=False):
         images.setdefault(system, set()).add(image)
-    if len(images) > 1 and any(own != next(iter(images.values())) for own in images.values()):
+    image_sets = list(images.values())
+    if any(image_set != image_sets[0] for image_set in image_sets):
         warn(f"{path}: systems are rated on different images, so their means compare different images, too")

@@ -24,7 +24,8 @@ def labels_of(metric: type[CaptionMetric]) -> dict[str, str]:
     return {name.upper().replace("_", "-"): name for name in sorted(formula.names)}
 
 
-_Run = tuple[Result | None, list[int]]  # of a set's items, and of which; None where none can be scored
+_Run = tuple[Result | None, list[int]]
+"""The result of some of a set's items, and their positions; None where none can be scored."""
 
 
 class SetScorer(NamedTuple):
@@ -32,117 +33,153 @@ class SetScorer(NamedTuple):
 
     judged: JudgedSet
     visuals: Mapping[str, Any] = {}  # by id; captions of others have no score
-    rows: Path | None = None  # a folder that keeps rows, so that a run that was stopped goes on
+    rows: Path | None = None  # a folder that keeps rows, so that a run that was stopped can be resumed
     progress: bool = False
 
     def score(self, metric: CaptionMetric) -> dict[str, list[Scored]]:
         """By label, the scores of each scoring of the set."""
+        runs = self._runs(metric)
+        scored: dict[str, list[Scored]] = {}
+        for label, key in labels_of(type(metric)).items():
+            scored[label] = []
+            for (result, rows), scoring in zip(runs, self.judged.scorings, strict=True):
+                scored[label].append(_scored_by(key, result, rows, len(scoring.items)))
+        return scored
+
+    def _runs(self, metric: CaptionMetric) -> list[_Run]:
+        """A run for each scoring; what scorings share is scored once."""
         scorings = self.judged.scorings
-        shared = all(scoring.items is scorings[0].items for scoring in scorings)
+        share_items = all(scoring.items is scorings[0].items for scoring in scorings)
         options = metric.options
         corpus = isinstance(options, CorpusOptions) and getattr(options, "idf", True) is not None
         # Where other references are another aggregation of the same rows.
-        if metric.reference_columns and not corpus and shared and len(scorings) > 1:
-            results = self._chosen(metric)
-        else:
-            # What all scorings share is scored once, and has no name of one of them.
-            names = [one.name if metric.needs_references or not shared else "" for one in scorings]
-            once = dict(zip(names, scorings, strict=True))
-            runs = {name: self._scored(metric, scoring, name) for name, scoring in once.items()}
-            results = [runs[name] for name in names]
-        return {
-            label: [
-                _scored_by(key, result, kept, len(scoring.items))
-                for (result, kept), scoring in zip(results, scorings, strict=True)
-            ]
-            for label, key in labels_of(type(metric)).items()
-        }
+        if metric.reference_columns and not corpus and share_items and len(scorings) > 1:
+            return self._runs_of_references(metric)
+        runs: dict[str, _Run] = {}
+        names = []
+        for scoring in scorings:
+            # What all scorings share has no name of one of them.
+            name = scoring.name if metric.needs_references or not share_items else ""
+            if name not in runs:
+                runs[name] = self._run(metric, scoring, name)
+            names.append(name)
+        return [runs[name] for name in names]
 
-    def _chosen(self, metric: CaptionMetric) -> list[_Run]:
-        """Results of scorings that share their items, from one run over all references that any takes."""
-        scorings, items = self.judged.scorings, self.judged.items
+    def _runs_of_references(self, metric: CaptionMetric) -> list[_Run]:
+        """Results of scorings that share their items, from one run over all references that any takes.
+
+        references of an item   0 1 2 3 4
+        scoring "draw 1"        1 4          positions of the references that it takes
+        scoring "draw 2"        0 4
+        used                    0 1 4        encoded once
+        places in `used`        1 2 and 0 2  by which each scoring aggregates the rows again
+        """
+        items = self.judged.items
         references = items.references or []
-        chosen = [[*map(range, map(len, references))] if s.chosen is None else s.chosen for s in scorings]
-        used = [sorted({place for own in chosen for place in own[row]}) for row in range(len(items))]
-        union = [[references[row][place] for place in own] for row, own in enumerate(used)]
-        kept, samples = self._samples(metric, items, union)
+        positions_of_scorings: list[Sequence[Sequence[int]]] = []
+        for scoring in self.judged.scorings:
+            positions = scoring.chosen
+            if positions is None:
+                positions = [range(len(texts)) for texts in references]
+            positions_of_scorings.append(positions)
+        used: list[list[int]] = []  # of each item, the references that any scoring takes
+        texts_used: list[list[str]] = []
+        for row in range(len(items)):
+            union = sorted(set().union(*(positions[row] for positions in positions_of_scorings)))
+            used.append(union)
+            texts_used.append([references[row][place] for place in union])
+        rows, samples = self._samples(metric, items, texts_used)
         if samples is None:
-            return [(None, [])] * len(scorings)
-        table = self._keeping(metric).encode_all(samples, progress=self.progress)
-        results: list[_Run] = []
-        for own in chosen:
-            places = [[used[row].index(place) for place in own[row]] for row in kept]
-            result = metric.combine(_with_references(metric, table, places)) if all(places) else None
-            results.append((result, kept if all(places) else []))
-        return results
+            return [(None, [])] * len(self.judged.scorings)
+        table = self._with_folder(metric).encode_all(samples, progress=self.progress)
+        runs: list[_Run] = []
+        for positions in positions_of_scorings:
+            places = []  # of each row's references among those that were encoded
+            for row in rows:
+                places.append([used[row].index(place) for place in positions[row]])
+            if all(places):
+                runs.append((metric.combine(_with_references(metric, table, places)), rows))
+            else:
+                runs.append((None, []))
+        return runs
 
-    def _scored(self, metric: CaptionMetric, scoring: Scoring, name: str) -> _Run:
-        kept, samples = self._samples(metric, scoring.items, scoring.references())
+    def _run(self, metric: CaptionMetric, scoring: Scoring, name: str) -> _Run:
+        rows, samples = self._samples(metric, scoring.items, scoring.references())
         if samples is None:
             return None, []
-        own = prepared(self._keeping(metric, name), samples)
-        result = own.combine(own.encode_all(samples, progress=self.progress))
+        ready = prepared(self._with_folder(metric, name), samples)
+        result = ready.combine(ready.encode_all(samples, progress=self.progress))
         if isinstance(metric, Reranker):  # scores are of the chosen candidate of each pool
             choices = zip(samples.starts, result.parts["choice"], strict=True)
-            kept = [kept[start + choice] for start, choice in choices]
-        return result, kept
+            rows = [rows[start + choice] for start, choice in choices]
+        return result, rows
 
     def _samples(
         self, metric: CaptionMetric, items: Items, references: list[list[str]] | None
     ) -> tuple[list[int], Any]:
         """Checked samples of the items that can be scored, and their positions."""
-        kept = list(range(len(items)))
+        rows = list(range(len(items)))
         if metric.needs_references:
             if references is None:
                 raise ValueError(f"{metric.name} needs references, and {self.judged.name} has none")
-            kept = [row for row in kept if references[row]]
-        paths = {one: one for one in items.images} if metric.options.images_are_ids else self.visuals
+            rows = [row for row in rows if references[row]]
+        visual_of = self.visuals
+        if metric.options.images_are_ids:
+            visual_of = {image: image for image in items.images}
         if metric.media:
-            kept = [row for row in kept if items.images[row] in paths]
-        if not kept:
+            rows = [row for row in rows if items.images[row] in visual_of]
+        if not rows:
             return [], None
         pools: dict[Any, list[int]] = {}
-        for row in kept:
+        for row in rows:
             pools.setdefault(items.images[row] if isinstance(metric, Reranker) else row, []).append(row)
-        kept = [row for pool in pools.values() for row in pool]  # pool after pool, as candidates are
-        captions: Any = [items.captions[row] for row in kept]
+        rows = [row for pool in pools.values() for row in pool]  # pool after pool, as candidates are
+        captions: list[Any] = [items.captions[row] for row in rows]
         if isinstance(metric, Reranker):
-            captions = [[items.captions[row] for row in pool] for pool in pools.values()]
-        visuals = [paths[items.images[pool[0]]] for pool in pools.values()] if metric.media else None
-        chosen = [references[row] for row in kept] if metric.needs_references and references else None
-        return kept, metric.check(captions, visuals, chosen)
+            captions = []
+            for pool in pools.values():
+                captions.append([items.captions[row] for row in pool])
+        visuals = None
+        if metric.media:
+            visuals = [visual_of[items.images[pool[0]]] for pool in pools.values()]
+        texts = None
+        if metric.needs_references and references:
+            texts = [references[row] for row in rows]
+        return rows, metric.check(captions, visuals, texts)
 
-    def _keeping(self, metric: CaptionMetric, name: str = "") -> CaptionMetric:
+    def _with_folder(self, metric: CaptionMetric, name: str = "") -> CaptionMetric:
         """The metric with its own folder of rows, if there are any."""
         if self.rows is None:
             return metric
         return with_options(metric, rows=self.rows / metric.name / name.replace(" ", "-"))
 
 
-def _with_references(metric: CaptionMetric, rows: pa.Table, chosen: Sequence[Sequence[int]]) -> pa.Table:
+def _with_references(metric: CaptionMetric, rows: pa.Table, positions: Sequence[Sequence[int]]) -> pa.Table:
     """Rows with only some of their references, by positions for each index."""
-    places = [chosen[index] for index in rows["index"].to_pylist()]
-    found: dict[str, list[Any]] = {"references": [len(own) for own in places]}
+    of_rows = [positions[index] for index in rows["index"].to_pylist()]
+    columns: dict[str, list[Any]] = {"references": list(map(len, of_rows))}
     for name in metric.reference_columns:
-        pairs = zip(rows[name].to_pylist(), places, strict=True)
-        found[name] = [None if own is None else [own[place] for place in chosen] for own, chosen in pairs]
-    for name, values in found.items():
-        column, place = rows.schema.field(name), rows.schema.get_field_index(name)
-        rows = rows.set_column(place, column, pa.array(values, column.type))
+        columns[name] = []
+        for values, places in zip(rows[name].to_pylist(), of_rows, strict=True):
+            columns[name].append(None if values is None else [values[place] for place in places])
+    for name, entries in columns.items():
+        field = rows.schema.field(name)
+        number = rows.schema.get_field_index(name)
+        rows = rows.set_column(number, field, pa.array(entries, field.type))
     return rows
 
 
-def _scored_by(key: str, result: Result | None, kept: list[int], count: int) -> Scored:
+def _scored_by(key: str, result: Result | None, rows: list[int], count: int) -> Scored:
     """The scores of all items by a result of some; `key` is its number, or a part of a corpus metric's."""
     if result is None:
         return Scored(np.full(count, math.nan))
-    own = result.scores if key == result.key else result.parts[key]
-    parts = {
-        name: part
-        for name, part in result.parts.items()
-        if all(isinstance(value, int | float) and not isinstance(value, bool) for value in part)
-    }
-    columns = pd.DataFrame({**parts, "": own}, index=kept, dtype=np.float64).reindex(range(count))
-    spread = {name: columns[name].to_numpy() for name in columns}
+    scores = result.scores if key == result.key else result.parts[key]
+    parts = {name: part for name, part in result.parts.items() if all(map(_is_number, part))}
+    columns = pd.DataFrame({**parts, "": scores}, index=rows, dtype=np.float64).reindex(range(count))
+    by_name = {name: columns[name].to_numpy() for name in columns}
     corpus = None if result.formula is None else result.numbers[key]
-    return Scored(spread.pop(""), spread, corpus, result.signature)
+    return Scored(by_name.pop(""), by_name, corpus, result.signature)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""The judged sets by name (`sets.toml`): where each comes from, where it lies, and the reader of its form."""
+"""The judged sets by name (`sets.toml`): the source, the folder and the reader of each."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
 
-from capeval_core.errors import Problems, described, did_you_mean, file_error, setting
+from capeval_core.errors import Problems, described, did_you_mean, file_error, setting, warn
 from capeval_core.inputs.files import load_json, some_of
 from capeval_core.inputs.joining import Folder
 from capeval_core.inputs.openers import read_records
@@ -45,7 +46,7 @@ class SetEntry(NamedTuple):
     fields: Mapping[str, str] = {}
     folders: Sequence[str] = ()
     media: str = "image"
-    loader: str = ""
+    loader: str | Callable[..., JudgedSet] = ""
     rating: str = "rating"
     references: Sequence[int] = ()
     columns: Mapping[str, Any] = {"tau_b": {"statistic": "tau_b"}, "tau_c": {"statistic": "tau_c"}}
@@ -60,53 +61,90 @@ class SetEntry(NamedTuple):
         origin = f"{self.title} comes from {self.source}. " if self.source else ""
         return f"{origin}Put it into a folder in this form: {self.form}"
 
+    def rating_columns(self) -> dict[str, RatingColumn]:
+        """The columns of its table of ratings, by title."""
+        return {title: RatingColumn(**column) for title, column in self.columns.items()}
+
 
 _FILE = tomllib.loads(Path(__file__).with_name("sets.toml").read_text(encoding="utf-8"))
 SETS: dict[str, SetEntry] = {name: SetEntry(name, **entry) for name, entry in _FILE.items()}
+"""The sets of this package; other packages add theirs by entry points of `capeval.sets`."""
+_GROUP = "capeval.sets"
+
+
+def judged_sets() -> dict[str, SetEntry]:
+    """Every judged set by name: this package's, then those of other packages.
+
+    An entry point of `capeval.sets` is a `SetEntry`, whose `loader` is that of a set here, or a function of
+    the entry, the folder and the rows of the first file.
+    """
+    sets = dict(SETS)
+    for point in entry_points(group=_GROUP):
+        try:
+            entry = point.load()
+        except Exception as error:  # whatever another package raises as it is imported
+            warn(f"the judged set {point.name!r} ({point.value}) could not be loaded: {error}")
+            continue
+        if isinstance(entry, SetEntry):
+            sets.setdefault(entry.name, entry)
+        else:
+            warn(f"the judged set {point.name!r} ({point.value}) is {described(entry)}: expected a SetEntry")
+    return sets
 
 
 def set_entry(name: str) -> SetEntry:
     """The entry of a set; ValueError where there is none."""
-    known = name.lower().replace("-", "_")
-    if known not in SETS:
-        raise ValueError(f"unknown set {name!r}{did_you_mean(known, SETS)} (known: {', '.join(SETS)})")
-    return SETS[known]
+    sets = judged_sets()
+    plain_name = name.lower().replace("-", "_")
+    if plain_name not in sets:
+        raise ValueError(f"unknown set {name!r}{did_you_mean(plain_name, sets)} (known: {', '.join(sets)})")
+    return sets[plain_name]
 
 
 def folder_of(entry: SetEntry, data: str | Path) -> Path:
     """The folder of a set: `data`, or the folder of its name in it, not that of another set; else
     `NAME/NAME`, maybe `@revision`, is a data set on the Hub."""
-    path, text = Path(data), str(data)
+    path = Path(data)
+    text = str(data)
     if not path.exists() and text.count("/") == 1 and not text.startswith((".", "/", "~")):
         path = _downloaded(entry, text)
     elif not path.is_dir():
-        found = "is a file, expected a folder" if path.exists() else "there is no such folder"
-        raise file_error(path, found)
-    candidates = [path, *(path / name for name in (entry.name, *entry.folders))]
-    # A folder of sets may hold a file of the same name as one of this set.
+        problem = "is a file, expected a folder" if path.exists() else "there is no such folder"
+        raise file_error(path, problem)
     forms = [entry.files, *entry.released]
     if entry.name == "own":
         forms = [[name] for name in OWN_FILES]
-    fitting = [place for place in candidates if any(_are_in(place, files) for files in forms)]
-    if not fitting:
+    folder = None
+    # A folder of sets may hold a file of the same name as one of this set: the innermost folder counts.
+    for candidate in (path, *(path / name for name in (entry.name, *entry.folders))):
+        if any(_are_in(candidate, files) for files in forms):
+            folder = candidate
+    if folder is None:
         missing = [file for file in entry.files if not (path / file).is_file()]
-        found = f"there is no {' and no '.join(missing)} of {entry.title} here, nor in {path / entry.name}"
-        raise file_error(path, found, entry.advice())
-    folder = fitting[-1]
-    name = folder.resolve().name.lower().replace("-", "_")
-    other = next((one for one in SETS.values() if name in (one.name, *one.folders)), entry)
-    if other is not entry and "own" not in (entry.name, other.name):  # one's own may hold any set
-        fix = f"`capeval judge {other.name}` judges it; rename the folder if it holds {entry.title}"
-        raise file_error(folder, f"is the folder of {other.title}, not of {entry.title}", fix)
+        problem = f"there is no {' and no '.join(missing)} of {entry.title} here, nor in {path / entry.name}"
+        raise file_error(path, problem, entry.advice())
+    owner = _set_of_folder(folder)
+    if owner is not None and owner is not entry and "own" not in (entry.name, owner.name):
+        fix = f"`capeval judge {owner.name}` judges it; rename the folder if it holds {entry.title}"
+        raise file_error(folder, f"is the folder of {owner.title}, not of {entry.title}", fix)
     return folder
+
+
+def _set_of_folder(folder: Path) -> SetEntry | None:
+    """The set that a folder is named after, if any."""
+    name = folder.resolve().name.lower().replace("-", "_")
+    for entry in SETS.values():
+        if name in (entry.name, *entry.folders):
+            return entry
+    return None
 
 
 def _downloaded(entry: SetEntry, dataset: str) -> Path:
     """The folder of a data set repository on the Hub."""
 
     def unavailable(name: str, why: str) -> Exception:
-        found = f"the data set could not be loaded from the Hub ({why})"
-        return file_error(dataset, found, "check the id, or name a folder")
+        problem = f"the data set could not be loaded from the Hub ({why})"
+        return file_error(dataset, problem, "check the id, or name a folder")
 
     patterns = [*entry.files, "*.json"]
     return download(
@@ -117,13 +155,17 @@ def _downloaded(entry: SetEntry, dataset: str) -> Path:
 def find_visuals(folder: Path, ids: Sequence[str]) -> dict[str, Path]:
     """The file of each id that has one in a folder, or inside it where a path names: an id is a file's name,
     with or without its extension, a path from that folder, or a COCO number."""
-    place = Folder(folder)
-    matches = {visual: place.find(visual) for visual in ids}
-    found = {visual: folder / files[0] for visual, files in matches.items() if len(files) == 1}
-    if not found:
-        have = f"it has {some_of(place.names.entries)}" if place.names.entries else "it is empty"
-        raise file_error(folder, f"none of the {len(ids):,} ids ({some_of(ids)}) has a file here; {have}")
-    return found
+    files = Folder(folder)
+    visuals: dict[str, Path] = {}
+    for visual_id in ids:
+        matches = files.find(visual_id)
+        if len(matches) == 1:
+            visuals[visual_id] = folder / matches[0]
+    if not visuals:
+        content = f"it has {some_of(files.names.entries)}" if files.names.entries else "it is empty"
+        problem = f"none of the {len(ids):,} ids ({some_of(ids)}) has a file here; {content}"
+        raise file_error(folder, problem)
+    return visuals
 
 
 # readers
@@ -137,8 +179,9 @@ _KINDS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
 
 
 _Loader = TypeVar("_Loader", bound=Callable[..., JudgedSet])
+_Entry = TypeVar("_Entry")
 LOADERS: dict[str, Callable[..., JudgedSet]] = {}
-"""By the `loader` of an entry, or its name; they take a name, a folder, and the rows of the first file."""
+"""By the `loader` of an entry, or its name; they take the entry, a folder, and the rows of the first file."""
 
 
 def _loader(name: str) -> Callable[[_Loader], _Loader]:
@@ -165,7 +208,8 @@ def load_set(name: str, data: str | Path, **settings: Any) -> JudgedSet:
         rows = read_rows(first, entry.fields)
     else:
         rows = _read_texts(first, lists=True)
-    return LOADERS[entry.loader or entry.name](entry.name, folder, rows, **settings)
+    load = entry.loader if callable(entry.loader) else LOADERS[entry.loader or entry.name]
+    return load(entry, folder, rows, **settings)
 
 
 def _are_in(folder: Path, files: Iterable[str]) -> bool:
@@ -188,18 +232,23 @@ def read_rows(path: Path, fields: Mapping[str, str]) -> pd.DataFrame:
                 problem = f"{field}: {described(row.get(field), none='nothing')}{hint}"
                 problems.add(file_error(path, problem, f"expected {noun}", index=place))
     problems.raise_if_any()
-    columns = {name: [row.get(name) for row in records.rows] for name in records.fields}
+    columns = {}
+    for name in records.fields:
+        columns[name] = [row.get(name) for row in records.rows]
     return pd.DataFrame(columns, index=places, dtype=object)
 
 
 def _read_texts(path: Path, *, lists: bool = False) -> dict[str, Any]:
     """A JSON object of texts, or of lists of texts, e.g. {image: [references]}."""
     noun = "a list of texts" if lists else "a text"
-    content, problems = load_json(path), Problems()
+    content = load_json(path)
+    problems = Problems()
     if not isinstance(content, dict) or not content:
         raise file_error(path, described(content, none="null"), f"expected an object with {noun} by id")
     for name, value in content.items():
-        texts = (value if isinstance(value, list) else []) if lists else [value]
+        texts = [value]
+        if lists:
+            texts = value if isinstance(value, list) else []
         if not texts or not all(isinstance(text, str) for text in texts):
             where = f"key {name!r}"
             problems.add(file_error(path, described(value, none="null"), f"expected {noun}", index=where))
@@ -207,15 +256,21 @@ def _read_texts(path: Path, *, lists: bool = False) -> dict[str, Any]:
     return content
 
 
-def _references(
-    path: Path, images: Iterable[str], every: Mapping[str, Sequence[str]] | None = None
-) -> list[list[str]]:
+def _references(path: Path, images: Iterable[str]) -> list[list[str]]:
     """The references of each image, of a file {image: references}."""
-    known, wanted = _read_texts(path, lists=True) if every is None else every, list(images)
-    if missing := sorted({image for image in wanted if image not in known}):
-        found = f"{len(missing):,} of {len(set(wanted)):,} images ({', '.join(map(repr, missing[:3]))})"
-        raise file_error(path, f"{found} have no references")
-    return [list(known[image]) for image in wanted]
+    return _references_of(_read_texts(path, lists=True), images, path)
+
+
+def _references_of(
+    references: Mapping[str, Sequence[str]], images: Iterable[str], path: Path
+) -> list[list[str]]:
+    """The references of each image, by image; FileError names the file that lacks some."""
+    images = list(images)
+    missing = sorted({image for image in images if image not in references})
+    if missing:
+        share = f"{len(missing):,} of {len(set(images)):,} images ({', '.join(map(repr, missing[:3]))})"
+        raise file_error(path, f"{share} have no references")
+    return [list(references[image]) for image in images]
 
 
 # ratings
@@ -226,69 +281,96 @@ def _column(rows: pd.DataFrame, name: str) -> list[Any]:
 
 
 def _collapsed(texts: Iterable[str]) -> list[str]:
+    """Texts with one space between words."""
     return [" ".join(text.split()) for text in texts]
 
 
-def _table(name: str) -> dict[str, RatingColumn]:
-    return {title: RatingColumn(**column) for title, column in SETS[name].columns.items()}
+def _all_collapsed(lists: Iterable[Iterable[str]]) -> list[list[str]]:
+    return [_collapsed(texts) for texts in lists]
+
+
+def _one_each(values: Iterable[Any]) -> list[list[Any]]:
+    """The ratings of items that have one each."""
+    return [[value] for value in values]
 
 
 def _rated(
-    name: str, items: Items, ratings: Iterable[Sequence[Any]], dropped: Counter[str], of: str = "ratings"
+    entry: SetEntry,
+    items: Items,
+    ratings: Iterable[Iterable[Any]],
+    dropped: Counter[str],
+    noun: str = "ratings",
 ) -> RatedSet:
-    """Items with the ratings of each, of which every one is a row."""
-    found = [numbers(own, of, dropped) for own in ratings]
-    item = np.repeat(np.arange(len(found)), [len(own) for own in found])
-    values = np.concatenate([*found, []])
-    kept = np.isfinite(values)
-    columns = {"rating": values[kept]}
-    return RatedSet(name, (Scoring("", items),), item[kept], columns, _table(name), dropped=dropped)
+    """Items with the ratings of each, of which every one is a row; those that are not numbers are dropped.
+
+    noun: what the ratings are called where some are dropped.
+    """
+    values_of_items = [numbers(of_item, noun, dropped) for of_item in ratings]
+    counts = [len(values) for values in values_of_items]
+    item = np.repeat(np.arange(len(counts)), counts)
+    values = np.concatenate([*values_of_items, []])
+    finite = np.isfinite(values)
+    return RatedSet(
+        entry.name,
+        (Scoring("", items),),
+        item[finite],
+        {"rating": values[finite]},
+        entry.rating_columns(),
+        dropped=dropped,
+    )
 
 
 @_loader("captions")
-def _captions(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
+def _captions(entry: SetEntry, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """Captions with one rating each, with references in their rows or in a file."""
-    images, of = rows.image.tolist(), SETS[name].rating
-    there = "references" in SETS[name].fields
-    references = rows.references.tolist() if there else _references(folder / REFERENCES, images)
+    images = rows.image.tolist()
+    if "references" in entry.fields:
+        references = rows.references.tolist()
+    else:
+        references = _references(folder / REFERENCES, images)
     items = Items(rows.candidate.tolist(), images, references)
-    return _rated(name, items, [[rating] for rating in _column(rows, of)], Counter(), f"{of}s")
+    ratings = _one_each(_column(rows, entry.rating))
+    return _rated(entry, items, ratings, Counter(), f"{entry.rating}s")
 
 
 @_loader("flickr8k_expert")
-def _flickr8k_expert(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
+def _flickr8k_expert(entry: SetEntry, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """Candidates that are a reference of their image are left out."""
     captions = _collapsed(rows.candidate)
     texts = rows.references if "references" in rows else _references(folder / REFERENCES, rows.image)
-    references = [_collapsed(of_image) for of_image in texts]
-    pairs = enumerate(zip(captions, references, strict=True))
-    kept = [row for row, (caption, of_image) in pairs if caption not in of_image]
-    left_out = int(rows.ratings.map(len).sum() - rows.ratings.iloc[kept].map(len).sum())
+    references = _all_collapsed(texts)
+    # Such a candidate would agree perfectly with itself.
+    counted = [row for row, caption in enumerate(captions) if caption not in references[row]]
+    left_out = int(rows.ratings.map(len).sum() - rows.ratings.iloc[counted].map(len).sum())
     dropped = Counter({"ratings of a candidate that is a reference of its image": left_out})
-    items = Items([captions[k] for k in kept], rows.image.iloc[kept].tolist(), [references[k] for k in kept])
-    return _rated(name, items, rows.ratings.iloc[kept], dropped)
+    items = Items(
+        [captions[row] for row in counted],
+        rows.image.iloc[counted].tolist(),
+        [references[row] for row in counted],
+    )
+    return _rated(entry, items, rows.ratings.iloc[counted], dropped)
 
 
 @_loader("flickr8k_cf")
-def _flickr8k_cf(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
+def _flickr8k_cf(entry: SetEntry, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """The rating is the share of CrowdFlower's votes that say yes."""
     dropped = Counter[str]()
     if "ratings" in rows:  # of the released file, which holds shares and the references that are left
-        references = [_collapsed(of_image) for of_image in rows.references]
+        references = _all_collapsed(rows.references)
         items = Items(_collapsed(rows.candidate), rows.image.tolist(), references)
-        return _rated(name, items, rows.ratings, dropped)
+        return _rated(entry, items, rows.ratings, dropped)
     if "references" in rows:
         captions = rows.candidate
         texts = rows.references
     else:
         captions = _captions_of(folder / "captions.json", rows.caption_id)
         texts = _references(folder / REFERENCES, rows.image)
-    items = Items(_collapsed(captions), rows.image.tolist(), [_collapsed(of_image) for of_image in texts])
+    items = Items(_collapsed(captions), rows.image.tolist(), _all_collapsed(texts))
     yes = numbers(rows.n_yes, "votes (n_yes)", dropped)
     no = numbers(rows.n_no, "votes (n_no)", dropped)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore"):  # a candidate without votes has no share
         shares = yes / (yes + no)
-    return _rated(name, items, [[] if np.isnan(share) else [share] for share in shares], dropped)
+    return _rated(entry, items, [share[~np.isnan(share)] for share in shares.reshape(-1, 1)], dropped)
 
 
 def _captions_of(path: Path, caption_ids: Iterable[str]) -> list[str]:
@@ -302,12 +384,14 @@ def _captions_of(path: Path, caption_ids: Iterable[str]) -> list[str]:
 
 
 @_loader("composite")
-def _composite(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
+def _composite(entry: SetEntry, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """The candidate of slot 0 is taken out of the references of all three candidates of its image."""
-    path, references = folder / REFERENCES, {}
+    path = folder / REFERENCES
+    references = {}
     try:
-        for key, entry in load_json(path).items():
-            texts, human = entry["references"], entry.get("human_candidate_index")
+        for key, of_image in load_json(path).items():
+            texts = of_image["references"]
+            human = of_image.get("human_candidate_index")
             if not isinstance(texts, list) or not (human is None or 0 <= human < len(texts)):
                 raise TypeError(f"key {key!r}")
             references[key] = [text for index, text in enumerate(texts) if index != human]
@@ -315,8 +399,8 @@ def _composite(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
         form = "{subset/image: {references, human_candidate_index}}"
         raise file_error(path, f"is not {form} ({error})") from error
     images = (rows.subset + "/" + rows.image).tolist()
-    items = Items(rows.candidate.tolist(), images, _references(path, images, references))
-    return _rated(name, items, [[rating] for rating in _column(rows, "rating")], Counter())
+    items = Items(rows.candidate.tolist(), images, _references_of(references, images, path))
+    return _rated(entry, items, _one_each(_column(rows, "rating")), Counter())
 
 
 OWN_FILES = [f"judgements.{end}" for end in ("jsonl", "json", "csv", "tsv", "xlsx", "parquet", "arrow")]
@@ -345,7 +429,7 @@ def load_own(data: str | Path, options: RatingOptions | None = None, visuals: Pa
     problems = Problems()
     for index, (image, caption) in enumerate(zip(ids, table.captions, strict=True)):
         if image is None:
-            problem = "the id is missing, or no text or whole number"
+            problem = "the id is missing, or not a text or whole number"
             problems.add(file_error(path, problem, index=table.place(index)))
         if caption is None:
             fix = f"name the column of captions with {setting('caption_column', 'NAME')}"
@@ -361,55 +445,77 @@ def load_own(data: str | Path, options: RatingOptions | None = None, visuals: Pa
     ratings = {"rating": np.concatenate([*rated.values, []])}
     systems = None if table.systems is None else [table.systems[place] for place in item]
     notes = (rated.sentence(), *table.file.notes)
-    judged = RatedSet("own", (Scoring("", items),), item, ratings, _table("own"), dropped=rated.dropped)
+    judged = RatedSet(
+        "own", (Scoring("", items),), item, ratings, SETS["own"].rating_columns(), dropped=rated.dropped
+    )
     judged = replace(judged, systems=systems, notes=notes)
     warn_of_other_images(path, judged)
     return judged.with_systems()
 
 
 @_loader("thumb")
-def _thumb(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
+def _thumb(entry: SetEntry, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """Pearson's correlation with precision, recall and the total; of a metric's own parts with theirs."""
-    dropped, columns = Counter[str](), ("P", "R", "human_score")
-    values = {column: numbers(_column(rows, column), column, dropped) for column in columns}
-    kept = np.flatnonzero(np.isfinite(list(values.values())).all(axis=0))
-    items = Items(rows.hyp.tolist(), rows.image.tolist(), _references(folder / REFERENCES, rows.seg_id))
-    ratings = {column: own[kept] for column, own in values.items()}
-    subsets = ["people" if rows.SYS.iloc[row] == "Human" else "without human captions" for row in kept]
-    scoring = (Scoring("", items),)
-    return RatedSet(name, scoring, kept, ratings, _table(name), subsets=subsets, dropped=dropped)
+    dropped = Counter[str]()
+    values = {column: numbers(_column(rows, column), column, dropped) for column in ("P", "R", "human_score")}
+    rated = np.flatnonzero(np.isfinite(list(values.values())).all(axis=0))
+    references = _references(folder / REFERENCES, rows.seg_id)
+    items = Items(rows.hyp.tolist(), rows.image.tolist(), references)
+    by_people = rows.SYS.iloc[rated] == "Human"
+    return RatedSet(
+        entry.name,
+        (Scoring("", items),),
+        rated,
+        {column: ratings[rated] for column, ratings in values.items()},
+        entry.rating_columns(),
+        subsets=np.where(by_people, "people", "without human captions").tolist(),
+        dropped=dropped,
+    )
 
 
 @_loader("longcap_arena")
-def _longcap_arena(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
+def _longcap_arena(entry: SetEntry, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """A file of captions for each perspective, with one rating each."""
-    entry = SETS[name]
-    joined = pd.concat({file.split(".")[1]: read_rows(folder / file, entry.fields) for file in entry.files})
+    tables = {file.split(".")[1]: read_rows(folder / file, entry.fields) for file in entry.files}
+    joined = pd.concat(tables)  # whose first level of the index is the perspective
     items = Items(joined.cand.tolist(), joined.file_name.tolist(), joined.refs.tolist())
-    rated = _rated(name, items, [[score] for score in _column(joined, "score")], Counter(), "scores")
-    return replace(rated, subsets=joined.index.get_level_values(0)[rated.item].tolist())
+    rated = _rated(entry, items, _one_each(_column(joined, "score")), Counter(), "scores")
+    perspectives = joined.index.get_level_values(0)
+    return replace(rated, subsets=perspectives[rated.item].tolist())
 
 
 @_loader("vatex_eval")
-def _vatex_eval(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
+def _vatex_eval(entry: SetEntry, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """Without references, with the first one and with nine; coefficients are means over the annotators."""
-    videos, dropped = rows.video.tolist(), Counter[str]()
+    videos = rows.video.tolist()
+    dropped = Counter[str]()
     items = Items(rows.candidate.tolist(), videos, _references(folder / REFERENCES, videos))
-    values = [numbers(own, "ratings", dropped) for own in rows.ratings]
-    annotators = max(map(len, values))
-    dropped["captions that not all annotators rated"] = sum(len(own) != annotators for own in values)
-    kept = [row for row, own in enumerate(values) if len(own) == annotators and np.isfinite(own).all()]
-    ratings = {"rating": np.array([values[row] for row in kept]).reshape(-1, annotators)}
-    scorings, item = _first_references(items, (0, 1, 9)), np.array(kept, dtype=np.int64)
-    return RatedSet(name, scorings, item, ratings, _table(name), by_annotator=True, dropped=dropped)
+    ratings = [numbers(of_caption, "ratings", dropped) for of_caption in rows.ratings]
+    annotators = max(map(len, ratings))
+    # A coefficient is computed by annotator, over captions that all of them rated.
+    by_all = [len(of_caption) == annotators for of_caption in ratings]
+    dropped["captions that not all annotators rated"] = by_all.count(False)
+    rated = [row for row, complete in enumerate(by_all) if complete and np.isfinite(ratings[row]).all()]
+    matrix = np.array([ratings[row] for row in rated]).reshape(-1, annotators)
+    return RatedSet(
+        entry.name,
+        _first_references(items, (0, 1, 9)),
+        np.array(rated, dtype=np.int64),
+        {"rating": matrix},
+        entry.rating_columns(),
+        by_annotator=True,
+        dropped=dropped,
+    )
 
 
 def _first_references(items: Items, counts: Sequence[int]) -> tuple[Scoring, ...]:
     """A scoring with each number of the first references of each item."""
     names = {0: "no reference", 1: "1 reference"}
-    chosen = [[list(range(min(n, len(own)))) for own in items.references or []] for n in counts]
-    pairs = zip(counts, chosen, strict=True)
-    return tuple(Scoring(names.get(n, f"{n} references"), items, own) for n, own in pairs)
+    scorings = []
+    for count in counts:
+        positions = [range(min(count, len(texts))) for texts in items.references or []]
+        scorings.append(Scoring(names.get(count, f"{count} references"), items, positions))
+    return tuple(scorings)
 
 
 # pairs
@@ -420,47 +526,71 @@ def _pairs(
 ) -> Items:
     """The first and the second caption of each pair, one after the other."""
     captions = rows[[*columns]].to_numpy().ravel().tolist()
-    return Items(captions, rows[visual].repeat(2).tolist(), [own for own in references for _ in range(2)])
+    return Items(captions, rows[visual].repeat(2).tolist(), _twice(references))
+
+
+def _twice(entries: Iterable[_Entry]) -> list[_Entry]:
+    """The entries of pairs for their captions: each twice, one after the other."""
+    return [entry for entry in entries for _ in range(2)]
 
 
 @_loader("foil")
-def _foil(name: str, folder: Path, rows: pd.DataFrame) -> PairedSet:
+def _foil(entry: SetEntry, folder: Path, rows: pd.DataFrame) -> PairedSet:
     """Right captions against foils; of paragraphs about a video the scores of sentences are averaged."""
-    visual, counts = SETS[name].media, SETS[name].references
-    items = _pairs(rows, ("true_caption", "foil_caption"), rows.references, visual)
-    scorings = _first_references(items, counts) if counts else (Scoring("accuracy", items),)
+    items = _pairs(rows, ("true_caption", "foil_caption"), rows.references, entry.media)
+    scorings: tuple[Scoring, ...] = (Scoring("accuracy", items),)
+    if entry.references:
+        scorings = _first_references(items, entry.references)
     paragraphs = (rows.video + "/" + rows.paragraph).tolist() if "paragraph" in rows else None
-    labels, visuals = ([0] * len(rows),) * len(scorings), rows[visual].tolist()
-    return PairedSet(name, scorings, labels, visuals, by_scoring=True, paragraphs=paragraphs)
+    first_preferred = [0] * len(rows)  # the right caption is the first of each pair
+    return PairedSet(
+        entry.name,
+        scorings,
+        (first_preferred,) * len(scorings),
+        rows[entry.media].tolist(),
+        by_scoring=True,
+        paragraphs=paragraphs,
+    )
 
 
 @_loader("pascal50s")
 def _pascal50s(
-    name: str, folder: Path, rows: pd.DataFrame, labels: str = "label", draws: str = "draws"
+    entry: SetEntry, folder: Path, rows: pd.DataFrame, labels: str = "label", draws: str = "draws"
 ) -> PairedSet:
     """labels: those of the pairs that count. draws: `draws` of references, or `fixed`: references5.json."""
     references = _references(folder / "references50.json", rows.image)
     path = folder / ("references5.json" if draws == "fixed" else "draws.json")
-    if path.exists() or draws == "fixed":
-        content = load_json(path)
-        every = [_indices(path, draw, references) for draw in ([content] if draws == "fixed" else content)]
+    if draws == "fixed":
+        positions_of_draws = [_indices(path, load_json(path), references)]
+    elif path.exists():
+        positions_of_draws = [_indices(path, draw, references) for draw in load_json(path)]
     else:
-        every = _drawn(references)
-    kept = np.flatnonzero([label in ("a", "b") for label in _column(rows, labels)])
-    if not len(kept):
+        positions_of_draws = _drawn(references)
+    labelled = np.flatnonzero([label in ("a", "b") for label in _column(rows, labels)])
+    if not len(labelled):
         raise file_error(folder / "pairs.jsonl", f"no pair has {labels!r} a or b")
-    pairs = rows.iloc[kept]
-    items = _pairs(pairs, ("caption_a", "caption_b"), [references[row] for row in kept])
-    scorings = _draws(items, [[draw[row] for row in kept] for draw in every])
-    preferred = ([int(label == "b") for label in pairs[labels]],) * len(every)
-    images, dropped = pairs.image.tolist(), {f"pairs without {labels}": len(rows) - len(kept)}
-    return PairedSet(name, scorings, preferred, images, pairs.category.tolist(), dropped=dropped)
+    pairs = rows.iloc[labelled]
+    items = _pairs(pairs, ("caption_a", "caption_b"), [references[row] for row in labelled])
+    draws_of_pairs = []
+    for draw in positions_of_draws:
+        draws_of_pairs.append([draw[row] for row in labelled])
+    scorings = _draws(items, draws_of_pairs)
+    preferred = (pairs[labels] == "b").astype(int).tolist()
+    return PairedSet(
+        entry.name,
+        scorings,
+        (preferred,) * len(scorings),
+        pairs.image.tolist(),
+        pairs.category.tolist(),
+        dropped={f"pairs without {labels}": len(rows) - len(labelled)},
+    )
 
 
 @_loader("abstract50s")
-def _abstract50s(name: str, folder: Path, rows: pd.DataFrame) -> PairedSet:
+def _abstract50s(entry: SetEntry, folder: Path, rows: pd.DataFrame) -> PairedSet:
     """The label is the majority of the votes; a tied vote is decided at random, as part of a draw."""
-    references, path = rows.references.tolist(), folder / "draws.json"
+    references = rows.references.tolist()
+    path = folder / "draws.json"
     preferred = []
     if path.exists():
         content = load_json(path)
@@ -468,40 +598,49 @@ def _abstract50s(name: str, folder: Path, rows: pd.DataFrame) -> PairedSet:
         for draw in content:
             labels = draw.get("labels", [])
             if len(labels) != len(rows) or not set(labels) <= {"b", "c"}:
-                found = f"has {len(labels)} labels, expected b or c for each of {len(rows)} pairs"
-                raise file_error(path, found)
+                problem = f"has {len(labels)} labels, expected b or c for each of {len(rows)} pairs"
+                raise file_error(path, problem)
             preferred.append([int(label == "c") for label in labels])
     else:
         signs = np.array([int(majority(votes)) for votes in rows.votes])
-        rng, draws = np.random.default_rng(0), _drawn(references)
+        draws = _drawn(references)
+        # Of its own, so that the draws of references are the same whatever the votes are.
+        rng = np.random.default_rng(0)
         for _ in draws:
             coins = rng.integers(0, 2, len(signs))
             preferred.append(np.where(signs == 0, coins, signs < 0).tolist())
     items = _pairs(rows, ("caption_b", "caption_c"), references)
-    return PairedSet(name, _draws(items, draws), tuple(preferred), rows.image.tolist())
+    return PairedSet(entry.name, _draws(items, draws), tuple(preferred), rows.image.tolist())
 
 
 def _drawn(references: Sequence[list[str]]) -> list[list[list[int]]]:
     """Five draws of five distinct references for each pair, with a fixed seed."""
     rng = np.random.default_rng(0)
-    counts = [len(own) for own in references]
-    return [[rng.choice(n, min(5, n), replace=False).tolist() for n in counts] for _ in range(5)]
+    draws = []
+    for _ in range(5):
+        draw = []
+        for texts in references:
+            count = len(texts)
+            draw.append(rng.choice(count, min(5, count), replace=False).tolist())
+        draws.append(draw)
+    return draws
 
 
 def _draws(items: Items, draws: list[list[list[int]]]) -> tuple[Scoring, ...]:
-    twice = [[indices for indices in draw for _ in range(2)] for draw in draws]
-    return tuple(Scoring(f"draw {number}", items, draw) for number, draw in enumerate(twice, start=1))
+    """A scoring of pairs for each draw, which holds the positions of references of each pair."""
+    return tuple(Scoring(f"draw {n}", items, _twice(draw)) for n, draw in enumerate(draws, start=1))
 
 
 def _indices(path: Path, draw: Any, references: Sequence[list[str]]) -> list[list[int]]:
     """A draw's indices, checked against the references of each pair."""
     if not isinstance(draw, list) or len(draw) != len(references):
-        found = f"has {len(draw) if isinstance(draw, list) else 'no'} entries of {len(references)} pairs"
-        raise file_error(path, found, "expected a list of indices per pair")
+        entries = len(draw) if isinstance(draw, list) else "no"
+        problem = f"has {entries} entries of {len(references)} pairs"
+        raise file_error(path, problem, "expected a list of indices per pair")
     for number, (indices, texts) in enumerate(zip(draw, references, strict=True)):
         if not all(isinstance(index, int) and 0 <= index < len(texts) for index in indices):
-            found = f"has {indices}, of {len(texts)} references"
-            raise file_error(path, found, index=f"pair {number}")
+            problem = f"has {indices}, of {len(texts)} references"
+            raise file_error(path, problem, index=f"pair {number}")
     return draw
 
 
@@ -509,38 +648,44 @@ def _indices(path: Path, draw: Any, references: Sequence[list[str]]) -> list[lis
 
 
 @_loader("hat")
-def _hat(name: str, folder: Path, rows: pd.DataFrame) -> RatedSet:
+def _hat(entry: SetEntry, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """A hallucination is a rating of 0, its absence of 1."""
-    kept = rows[[isinstance(mark, bool) for mark in _column(rows, "contains_hallucination")]]
-    items = Items(kept.caption.tolist(), kept.image.tolist(), kept.references.tolist())
-    dropped = Counter({"captions without contains_hallucination": len(rows) - len(kept)})
-    return _rated(name, items, [[1 - mark] for mark in _column(kept, "contains_hallucination")], dropped)
+    marks = _column(rows, "contains_hallucination")
+    marked = rows[[isinstance(mark, bool) for mark in marks]]
+    items = Items(marked.caption.tolist(), marked.image.tolist(), marked.references.tolist())
+    dropped = Counter({"captions without contains_hallucination": len(rows) - len(marked)})
+    # The better caption has the higher rating, as in other sets.
+    ratings = [[1 - mark] for mark in marks if isinstance(mark, bool)]
+    return _rated(entry, items, ratings, dropped)
 
 
 @_loader("coco_systems")
-def _coco_systems(name: str, folder: Path, references: Mapping[str, list[str]]) -> SystemSet:
-    """A file {image id: caption} of each system, beside the references."""
-    own, systems, left_out = SETS[name].files[0], [], 0
+def _coco_systems(entry: SetEntry, folder: Path, references: Mapping[str, list[str]]) -> SystemSet:
+    """A file {image id: caption} of each system, next to the references."""
+    file_of_references = entry.files[0]
+    systems = []
+    left_out = 0
     for file in sorted(folder.glob("*.json")):
-        if file.name in (own, "expected.json"):
+        if file.name in (file_of_references, "expected.json"):
             continue
         captions = _read_texts(file)
-        images = [image for image in captions if image in references]
+        images = [image for image in captions if image in references]  # a system may have captioned more
         left_out += len(captions) - len(images)
         items = Items([captions[image] for image in images], images, [references[image] for image in images])
         systems.append(Scoring(file.stem, items))
     if not systems:
         fix = "put {image id: caption} there, a file per system"
-        raise file_error(folder, f"has no file of a system beside {own}", fix)
-    return SystemSet(name, tuple(systems), dropped={"captions of images without references": left_out})
+        raise file_error(folder, f"has no file of a system beside {file_of_references}", fix)
+    return SystemSet(entry.name, tuple(systems), dropped={"captions of images without references": left_out})
 
 
 @_loader("nice_pools")
-def _nice_pools(name: str, folder: Path, pools: Mapping[str, list[str]]) -> PoolSet:
+def _nice_pools(entry: SetEntry, folder: Path, pools: Mapping[str, list[str]]) -> PoolSet:
     """The chosen captions are compared with the references, as the captions of a system are."""
     images = [image for image, candidates in pools.items() for _ in candidates]
     captions = [caption for candidates in pools.values() for caption in candidates]
-    return PoolSet(name, (Scoring("", Items(captions, images, _references(folder / REFERENCES, images))),))
+    items = Items(captions, images, _references(folder / REFERENCES, images))
+    return PoolSet(entry.name, (Scoring("", items),))
 
 
 # rated captions to train on

@@ -1,4 +1,4 @@
-"""Scores that were computed elsewhere: of the items of a judged set, or to be joined with ratings."""
+"""External scores: of the items of a judged set, or to be joined with ratings."""
 
 from __future__ import annotations
 
@@ -81,12 +81,14 @@ def _read(path: Path, options: RatingOptions | None = None) -> _File:
         raise file_error(path, described(content, none="null"), fix)
     if isinstance(content.get("systems"), list):
         return _of_systems(path, content["systems"])
-    if "scores" not in content:
+    if "scores" not in content:  # not a file of ours: {metric: [scores]}, or {id: score}
         if any(isinstance(values, list) for values in content.values()):
             return _File(content)
         return _File({path.stem: list(content.values())}, list(content))
-    label, values = str(content.get("metric", path.stem)), content["scores"]
-    ids, captions = content.get("ids"), content.get("captions")
+    label = str(content.get("metric", path.stem))
+    values = content["scores"]
+    ids = content.get("ids")
+    captions = content.get("captions")
     for name, column in {"ids": ids, "captions": captions}.items():
         if column is not None and not (isinstance(column, list) and len(column) == len(values)):
             raise file_error(path, f"{name} and scores are not equally many")
@@ -143,9 +145,9 @@ def _score_columns(records: Records) -> list[str]:
     if columns:
         return columns[:1]
     for name in records.fields:
-        has_role = any(names.is_name(name, role) for role in ("id", "split", "system")) or names.is_rating(
-            name
-        )
+        has_role = names.is_rating(name)
+        for role in ("id", "split", "system"):
+            has_role = has_role or names.is_name(name, role)
         # A part of a metric is `METRIC.PART`; pandas names the numbers of rows `Unnamed: 0`.
         if has_role or "." in name or name == KEY or not name or name.startswith("Unnamed"):
             continue
@@ -170,10 +172,12 @@ def _cell(value: Any) -> Any:
 
 def _numbers(path: Path, label: str, values: Any, ids: Sequence[str] | None = None) -> Doubles:
     """Scores of any shape, NaN for None."""
-    array, problems = np.atleast_1d(np.asarray(values, dtype=object)), Problems()
+    array = np.atleast_1d(np.asarray(values, dtype=object))
+    problems = Problems()
     for place, value in np.ndenumerate(array):
-        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-        if value is not None and not (number and not abs(value) > sys.float_info.max):
+        is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        # NaN passes, as no score; infinity does not.
+        if value is not None and not (is_number and not abs(value) > sys.float_info.max):
             index = f"{label}[{place[0]}]" if ids is None else f"id {ids[place[0]]!r}"
             fix = "scores are numbers, or null"
             problems.add(file_error(path, f"is {described(value)}", fix, index=index))
@@ -183,17 +187,18 @@ def _numbers(path: Path, label: str, values: Any, ids: Sequence[str] | None = No
 
 def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
     """By label, the scores of each scoring of a set; those that do not name a scoring are of all."""
-    file, problems = _read(path), Problems()
+    file = _read(path)
+    problems = Problems()
     if file.ids is not None and file.captions is None:
         fix = "write a list in the order of the set, or the file of `capeval score --json`"
         raise file_error(path, "has scores by id, of which a caption cannot be told", fix)
     _check_captions(path, file.captions, judged)
-    found: dict[str, dict[str | None, Doubles]] = {}
-    scorings = {scoring.name for scoring in judged.scorings}
-    for name, label, scoring, values in _labelled(file.arrays, scorings):
+    scores: dict[str, dict[str | None, Doubles]] = {}  # by label and scoring; None: of all
+    scoring_names = {scoring.name for scoring in judged.scorings}
+    for name, label, scoring_name, values in _labelled(file.arrays, scoring_names):
         if label in ("rating", "ratings", "human_score"):
             continue
-        counts = {len(s.items) for s in judged.scorings if scoring in (None, s.name)}
+        counts = {len(s.items) for s in judged.scorings if scoring_name in (None, s.name)}
         array = _numbers(path, name, values)
         # Pairs may have two columns; their captions are a set's items one after the other.
         of_pairs = isinstance(judged, PairedSet) and array.shape[1:] == (2,)
@@ -202,29 +207,37 @@ def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
             fix = f"{judged.name} has {' or '.join(f'{count:,}' for count in sorted(counts))} captions"
             problems.add(file_error(path, f"{shape} scores", fix, index=name))
             continue
-        found.setdefault(label, {})[scoring] = array.reshape(-1)
+        scores.setdefault(label, {})[scoring_name] = array.reshape(-1)
     problems.raise_if_any()
-    if not found:
+    if not scores:
         raise file_error(path, "holds no scores", f"expected {FORMS}")
-    lacking = {scoring.name: np.full(len(scoring.items), math.nan) for scoring in judged.scorings}
-    return {
-        label: [
-            Scored(own.get(name, own.get(None, missing)), signature=f"scores:{path.name}")
-            for name, missing in lacking.items()
-        ]
-        for label, own in found.items()
-    }
+    scored: dict[str, list[Scored]] = {}
+    for label, by_scoring in scores.items():
+        scored[label] = []
+        for scoring in judged.scorings:
+            missing = np.full(len(scoring.items), math.nan)
+            values = by_scoring.get(scoring.name, by_scoring.get(None, missing))
+            scored[label].append(Scored(values, signature=f"scores:{path.name}"))
+    return scored
 
 
 def _check_captions(path: Path, captions: Sequence[str | None] | None, judged: JudgedSet) -> None:
-    """Refuse as many captions as the set has that are others, or stand in another order."""
-    given = [str(caption).split() for caption in captions or []]
-    own = [s.items.captions for s in judged.scorings if len(s.items) == len(given)]
-    expected = [[caption.split() for caption in captions] for captions in own]
-    if expected and given not in expected:
-        row = next(row for row, words in enumerate(given) if words != expected[0][row])
-        found = f"{' '.join(given[row])!r}, {judged.name} has {' '.join(expected[0][row])!r} there"
-        raise file_error(path, found, "score its captions in its order", index=f"caption {row}")
+    """Refuse as many captions as the set has that are others, or in another order."""
+    words_of_file = [str(caption).split() for caption in captions or []]
+    first_difference = None
+    for scoring in judged.scorings:
+        if len(scoring.items) != len(words_of_file):
+            continue
+        words_of_set = [caption.split() for caption in scoring.items.captions]
+        if words_of_set == words_of_file:
+            return
+        for row, words in enumerate(words_of_set):
+            if first_difference is None and words != words_of_file[row]:
+                first_difference = (row, words)
+    if first_difference is not None:
+        row, words = first_difference
+        problem = f"{' '.join(words_of_file[row])!r}, {judged.name} has {' '.join(words)!r} there"
+        raise file_error(path, problem, "score its captions in its order", index=f"caption {row}")
 
 
 def _labelled(arrays: Mapping[str, Any], scorings: set[str]) -> Iterator[tuple[str, str, str | None, Any]]:
@@ -233,14 +246,20 @@ def _labelled(arrays: Mapping[str, Any], scorings: set[str]) -> Iterator[tuple[s
     for first in arrays:
         name = first.removesuffix("__a")
         if name != first and f"{name}__b" in arrays:
-            sides = joined.pop(first), joined.pop(f"{name}__b")
-            joined[name] = np.stack(sides, axis=-1) if np.shape(sides[0]) == np.shape(sides[1]) else sides[0]
+            first_side = joined.pop(first)
+            second_side = joined.pop(f"{name}__b")
+            joined[name] = first_side  # of another length than the second, which is refused by its length
+            if np.shape(first_side) == np.shape(second_side):
+                joined[name] = np.stack((first_side, second_side), axis=-1)
     for name, values in joined.items():
         label, _, suffix = name.rpartition("__")
-        if match := re.fullmatch(r"refs(\d+)", suffix):
+        match = re.fullmatch(r"refs(\d+)", suffix)
+        if match is not None:
             suffix = f"{match[1]} reference{'' if match[1] == '1' else 's'}"
-        known = label and suffix in scorings
-        yield name, label if known else name, suffix if known else None, values
+        if label and suffix in scorings:
+            yield name, label, suffix, values
+        else:
+            yield name, name, None, values
 
 
 # ratings of one's own
@@ -258,6 +277,7 @@ def join_ratings(
     """
     options = options or RatingOptions()
     file = _read(scores, options)
+    # A metric's scores are numbers by caption here; only judged sets have pairs and scorings.
     arrays = {label: _one_each(scores, label, values, file.ids) for label, values in file.arrays.items()}
     count = len(next(iter(arrays.values())))
     if any(len(values) != count for values in arrays.values()):
@@ -276,7 +296,7 @@ def join_ratings(
         problem = f"has {len(table.rows):,} rows for {count:,} scores without ids"
         raise file_error(ratings, problem, "give as many, or scores with ids")
     dropped.update(place for place in places if isinstance(place, str))
-    item: list[int] = []
+    item: list[int] = []  # of each rating, the caption that it is about
     values: list[float] = []
     systems: list[str] = []
     for index, place in enumerate(places):
@@ -331,18 +351,21 @@ def read_scores_of(path: Path, ids: Sequence[str]) -> list[float]:
     values: list[float] = _one_each(path, label, array, file.ids).tolist()
     if file.ids is None:
         if len(values) != len(ids):
-            few = f"has {len(values):,} scores without ids for {len(ids):,} captions"
-            raise file_error(path, few, "give as many, or ids")
+            problem = f"has {len(values):,} scores without ids for {len(ids):,} captions"
+            raise file_error(path, problem, "give as many, or ids")
         return values
-    known = Names(ids)
+    names_of_images = Names(ids)
     of_image: defaultdict[str, list[float]] = defaultdict(list)
     for image_id, value in zip(file.ids, values, strict=True):
-        for image in known.find(image_id)[:1]:
+        for image in names_of_images.find(image_id)[:1]:
             of_image[image].append(value)
     if not of_image:
-        other = f"has no score of a caption ({some_of(file.ids)}; captions are of {some_of([*ids])})"
-        raise file_error(path, other)
-    return [of_image[image].pop(0) if of_image[image] else math.nan for image in ids]
+        problem = f"has no score of a caption ({some_of(file.ids)}; captions are of {some_of([*ids])})"
+        raise file_error(path, problem)
+    scores = []
+    for image in ids:  # captions of one image are in order
+        scores.append(of_image[image].pop(0) if of_image[image] else math.nan)
+    return scores
 
 
 class _Captions:
@@ -358,11 +381,11 @@ class _Captions:
 
     def refuse_several(self, path: Path, table: CaptionTable, ids: Sequence[str | None]) -> None:
         """Refuse ratings of several captions, or systems, of an image where the scores do not name theirs."""
-        texts: Sequence[str | None] = [
-            None if text is None else " ".join(text.split()) for text in table.captions
-        ]
         if self.file.captions is not None:
             return
+        texts: list[str | None] = []
+        for text in table.captions:
+            texts.append(None if text is None else " ".join(text.split()))
         for noun, marks, has_marks in (
             ("captions", texts, False),
             ("systems", table.systems or [], self.file.systems is not None),
@@ -397,6 +420,7 @@ class _Captions:
         if caption is None or self.file.captions is None:
             return _SEVERAL if len(places) > 1 else places[0]
         words = caption.split()
+        # Blanks may differ between the two files.
         places = [place for place in places if str(self.file.captions[place]).split() == words]
         if not places:
             return "ratings of a caption that has no score"

@@ -1,5 +1,5 @@
-"""A judged set's table: the cells of each metric with intervals, beside what papers print (`published.toml`),
-and tests between metrics; as tables, charts and `.eval_results`.
+"""A judged set's table: the cells of each metric with intervals, next to the numbers of papers
+(`published.toml`), and tests between metrics; as tables, charts and `.eval_results`.
 
 `CIDEr` of the papers is what pycocoevalcap computes, CIDEr-D.
 """
@@ -20,7 +20,7 @@ from PIL import Image
 from capeval_core.errors import signed
 from capeval_core.judgements.correlation import Doubles, Resamples, pearson
 from capeval_core.judgements.protocols import Cell, JudgedSet, PoolSet, RatedSet, Scored
-from capeval_core.judgements.sets import SETS
+from capeval_core.judgements.sets import judged_sets
 from capeval_core.reports.figures import draw_bars, draw_spreads
 from capeval_core.reports.tables import Table
 from capeval_core.statistics import LEAST_IMAGES
@@ -31,7 +31,7 @@ PUBLISHED = tomllib.loads(Path(__file__).with_name("published.toml").read_text(e
 
 
 class PublishedCell(NamedTuple):
-    """A published number, as it is printed, and where it stands."""
+    """A published number, as it is printed, and its source."""
 
     value: float
     printed: str
@@ -39,7 +39,7 @@ class PublishedCell(NamedTuple):
 
 
 def published(name: str, label: str, column: str) -> PublishedCell | None:
-    """What a paper prints for a metric in a column of a set, None where none does."""
+    """The number that a paper prints for a metric in a column of a set, None where none does."""
     label = PUBLISHED["aliases"].get(label, label)
     for table in PUBLISHED.get(name, ()):
         if column in table["columns"] and label in table["values"]:
@@ -76,32 +76,44 @@ class Judged:
     def __init__(
         self, judged: JudgedSet, scores: _Scores, *, draws: int, level: float = 0.95, seed: int = 0
     ) -> None:
-        self.judged, self.scores, self.level = judged, scores, level
+        self.judged = judged
+        self.scores = scores
+        self.level = level
         self.resamples = Resamples(judged.clusters, draws=draws, seed=seed) if draws else None
         self.cells = {label: judged.cells(runs, self.resamples) for label, runs in scores.items()}
-        self.signatures = {
-            label: " and ".join(dict.fromkeys(run.signature for run in runs if run.signature))
-            for label, runs in scores.items()
-        }
-        self.entries = [
-            self._entry(label, column, cell)
-            for label, cells in self.cells.items()
-            for column, cell in cells.items()
-        ]
+        self.signatures: dict[str, str] = {}
+        self.entries: list[Entry] = []
+        for label, runs in scores.items():
+            signatures = dict.fromkeys(run.signature for run in runs if run.signature)
+            self.signatures[label] = " and ".join(signatures)
+            for column, cell in self.cells[label].items():
+                self.entries.append(self._entry(label, column, cell))
 
     def entries_of(self, label: str) -> list[Entry]:
         return [entry for entry in self.entries if entry.metric == label]
 
     def _entry(self, label: str, column: str, cell: Cell) -> Entry:
-        value, deviation = 100 * cell.value, 100 * cell.deviation
         low, high = self.bounds(cell.draws)
-        level = f"{self.level:g}" if math.isfinite(low) else ""
+        value = 100 * cell.value
+        deviation = 100 * cell.deviation
         paper = published(self.judged.name, label, column) or PublishedCell(math.nan, "", "")
-        distance = value - paper.value
-        z_score = distance / deviation if deviation > 0 else math.nan
-        ours = (label, column, value, low, high, level, cell.rows, deviation)
-        theirs = (paper.printed, distance, z_score, paper.source)
-        return Entry(*ours, *theirs, cell.undefined or "", self.signatures[label])
+        distance = value - paper.value  # NaN where no paper prints the number
+        return Entry(
+            metric=label,
+            column=column,
+            value=value,
+            low=low,
+            high=high,
+            level=f"{self.level:g}" if math.isfinite(low) else "",
+            rows=cell.rows,
+            deviation=deviation,
+            published=paper.printed,
+            distance=distance,
+            z_score=distance / deviation if deviation > 0 else math.nan,
+            source=paper.source,
+            undefined=cell.undefined or "",
+            signature=self.signatures[label],
+        )
 
     def bounds(self, draws: Doubles | None) -> tuple[float, float]:
         """The interval of what has these values in the resamples, times 100; NaN where there is none."""
@@ -117,25 +129,40 @@ class Judged:
 def contest_table(judged: Judged) -> Table:
     """Every two metrics in each column: the difference, its interval, and two tests."""
     rows = []
-    for column in judged.judged.columns if judged.resamples is not None else ():
+    columns = () if judged.resamples is None else judged.judged.columns
+    for column in columns:
         for first, second in combinations(judged.cells, 2):
-            one, other = (judged.cells[label][column] for label in (first, second))
-            if one.draws is not None and other.draws is not None:
-                difference, draws = one.value - other.value, one.draws - other.draws
-                low, high = judged.bounds(draws)
-                shown = signed(100 * difference) if math.isfinite(difference) else _UNDEFINED
-                bounds, p_value = f"{signed(low)} to {signed(high)}", _bootstrap_p(draws)
-                if not math.isfinite(low):
-                    bounds, p_value = _UNDEFINED, math.nan
-                williams = _williams_p(judged, first, second, column)
-                rows.append([first, second, column, shown, bounds, _p(p_value), _p(williams)])
+            row = _contest(judged, first, second, column)
+            if row is not None:
+                rows.append(row)
     header = ["first", "second", "column", "difference", "interval", "p, bootstrap", "p, Williams"]
     notes = ["Williams' test is of Pearson's correlations, and takes rows for independent"] if rows else []
     return Table("Differences between metrics", header, rows, notes)
 
 
+def _contest(judged: Judged, first: str, second: str, column: str) -> list[str] | None:
+    """The row of two metrics in a column, None where one of them has no resamples."""
+    first_cell = judged.cells[first][column]
+    second_cell = judged.cells[second][column]
+    if first_cell.draws is None or second_cell.draws is None:
+        return None
+    difference = first_cell.value - second_cell.value
+    draws = first_cell.draws - second_cell.draws
+    low, high = judged.bounds(draws)
+    bounds = f"{signed(low)} to {signed(high)}"
+    p_value = _bootstrap_p(draws)
+    if not math.isfinite(low):  # undefined in too many resamples, of which a p-value would be
+        bounds = _UNDEFINED
+        p_value = math.nan
+    shown_difference = signed(100 * difference) if math.isfinite(difference) else _UNDEFINED
+    williams = _williams_p(judged, first, second, column)
+    return [first, second, column, shown_difference, bounds, _p(p_value), _p(williams)]
+
+
 def _p(value: float) -> str:
-    return _UNDEFINED if math.isnan(value) else "< 0.001" if value < 0.001 else f"{value:.3f}"
+    if math.isnan(value):
+        return _UNDEFINED
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _bootstrap_p(differences: Doubles) -> float:
@@ -159,11 +186,16 @@ def _williams_p(judged: Judged, first: str, second: str, column: str) -> float:
         return math.nan
     spec = rated.table[column]
     sides = [judged.scores[label][0].scores[rated.item] for label in (first, second)]
-    kept = np.isfinite(sides).all(axis=0)
-    if spec.part is not None or spec.subset is not None or spec.statistic == "ap" or (n := kept.sum()) < 4:
+    finite = np.isfinite(sides).all(axis=0)
+    n = int(finite.sum())
+    if spec.part is not None or spec.subset is not None or spec.statistic == "ap" or n < 4:
         return math.nan
-    x, y, ratings = sides[0][kept], sides[1][kept], rated.ratings[spec.ratings][kept]
-    a, b, c = (pearson(*pair).value for pair in ((x, ratings), (y, ratings), (x, y)))
+    x = sides[0][finite]
+    y = sides[1][finite]
+    ratings = rated.ratings[spec.ratings][finite]
+    a = pearson(x, ratings).value
+    b = pearson(y, ratings).value
+    c = pearson(x, y).value
     # The determinant of the three correlations; rounding must not make it negative.
     k = max(1 - a**2 - b**2 - c**2 + 2 * a * b * c, 0.0)
     spread = 2 * k * (n - 1) / (n - 3) + ((a + b) / 2) ** 2 * (1 - c) ** 3
@@ -182,7 +214,8 @@ def judged_table(judged: Judged, notes: Sequence[str] = ()) -> Table:
         if any(entry.published for entry in entries):
             rows.append(["  published", *map(_published, entries)])
     name = judged.judged.name
-    title = SETS[name].title if name in SETS else name
+    sets = judged_sets()
+    title = sets[name].title if name in sets else name
     return Table(title, ["metric", *judged.judged.columns], rows, [*_notes(judged), *notes])
 
 
@@ -200,10 +233,12 @@ def _published(entry: Entry) -> str:
 
 
 def _notes(judged: Judged) -> list[str]:
-    """What has to be known beside the numbers: rows, what was left out, what is undefined, sources."""
-    the_set, resamples = judged.judged, judged.resamples
-    rows, images = _counted(len(the_set.clusters), the_set.unit), len(set(the_set.clusters))
-    notes = [f"times 100; {rows} of {_counted(images, 'images')}"]
+    """Notes under the numbers: rows, what was left out, what is undefined, sources."""
+    the_set = judged.judged
+    resamples = judged.resamples
+    rows = _counted(len(the_set.clusters), the_set.unit)
+    images = _counted(len(set(the_set.clusters)), "images")
+    notes = [f"times 100; {rows} of {images}"]
     intervals = resamples is not None and resamples.images >= LEAST_IMAGES
     if resamples is not None:
         of_images = f"intervals: {judged.level:.0%}, {len(resamples):,} bootstrap resamples of images"
@@ -220,8 +255,9 @@ def _notes(judged: Judged) -> list[str]:
             if entry.undefined:
                 notes.append(f"{label}: undefined where {_UNDEFINED}: {entry.undefined}")
             elif intervals and draws is not None and math.isnan(entry.low):
-                missing = f"{int(np.count_nonzero(~np.isfinite(draws))):,} of {len(draws):,}"
-                notes.append(f"{label}: no interval of {entry.column}, undefined in {missing} resamples")
+                missing = int(np.count_nonzero(~np.isfinite(draws)))
+                share = f"{missing:,} of {len(draws):,} resamples"
+                notes.append(f"{label}: no interval of {entry.column}, undefined in {share}")
     notes += [f"published: {entry.source}" for entry in judged.entries if entry.source]
     if "CIDEr-D" in judged.scores:
         notes.append("CIDEr-D is what the papers and pycocoevalcap call CIDEr")
@@ -234,8 +270,9 @@ def _notes(judged: Judged) -> list[str]:
 
 def _counted(count: int, rows: str) -> str:
     """So many rows of a kind, whose first word is a plural."""
-    noun, space, rest = rows.partition(" ")
-    return f"{count:,} {noun.removesuffix('s') if count == 1 else noun}{space}{rest}"
+    plural, space, more = rows.partition(" ")
+    noun = plural.removesuffix("s") if count == 1 else plural
+    return f"{count:,} {noun}{space}{more}"
 
 
 def long_table(judged: Judged) -> str:
@@ -251,9 +288,9 @@ def long_table(judged: Judged) -> str:
 def draw_agreement(judged: Judged) -> Image.Image:
     """Every cell with its interval, a panel per column."""
     panels: dict[str, list[Any]] = {column: [] for column in judged.judged.columns}
-    for own in judged.entries:
-        bar = own.metric, own.value, own.low, own.high, float(own.published or "nan")
-        panels[own.column].append(bar)
+    for entry in judged.entries:
+        bar = (entry.metric, entry.value, entry.low, entry.high, float(entry.published or "nan"))
+        panels[entry.column].append(bar)
     note = "dot: ours, with its interval; red tick: published"
     return draw_bars(panels, note if any(entry.published for entry in judged.entries) else "")
 

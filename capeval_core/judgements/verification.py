@@ -1,4 +1,4 @@
-"""Whether weights are the published ones: their checksum, their canary, and the numbers that papers print."""
+"""Checks that weights are the published ones, by checksum, canary, and the numbers that papers print."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _SET_TOLERANCE = 0.15  # of tau times 100: decoders of JPEG differ in the last b
 
 
 class Check(NamedTuple):
-    """One thing that was verified: what, the verdict (`ok`, `FAIL`, `not checked`), and what was found; where
-    it is a number, the number and the published one."""
+    """One thing that was verified: what, the verdict (`ok`, `FAIL`, `not checked`), and its reason in words;
+    where it is a number, the number and the published one."""
 
     what: str
     verdict: str
@@ -42,12 +42,13 @@ def verify(
     if metric.default_weights is None:
         yield Check("weights", "not checked", f"{metric.name} has none")
     else:
-        folder, config = metric.folder, metric.folder.config
-        found = f"sha256 {folder.checksum[:16]}... of {folder.tensor_file.name}"
+        folder = metric.folder
+        config = folder.config
+        checksum = f"sha256 {folder.checksum[:16]}... of {folder.tensor_file.name}"
         if folder.tensor_file.name in config.get("checksum", {}):
-            yield Check("checksum", "ok", found)
+            yield Check("checksum", "ok", checksum)
         else:
-            yield Check("checksum", "not checked", f"{found}; the config records none")
+            yield Check("checksum", "not checked", f"{checksum}; the config records none")
         if config.get("canary"):
             yield Check("canary", "ok", "the outputs that are stored with the weights came out again")
         else:
@@ -56,8 +57,8 @@ def verify(
         yield from _examples(metric, data)
         yield from _flickr(metric, data, images)
     else:
-        found = "they are for the published weights, and these are others"
-        yield Check("published values", "not checked", found)
+        reason = "they are for the published weights, and these are others"
+        yield Check("published values", "not checked", reason)
 
 
 def _examples(metric: CaptionMetric, data: Path | None) -> Iterator[Check]:
@@ -70,19 +71,20 @@ def _examples(metric: CaptionMetric, data: Path | None) -> Iterator[Check]:
     folder = next((place for place in places if place.is_dir()), None)
     if folder is None:
         files = "image1.jpg, image2.jpg, refs.json, good_captions, bad_captions"
-        found = f"fetch them by --accept, or name a folder with {name}/ by --data ({files})"
-        yield Check("two photographs", "not checked", found)
+        reason = f"fetch them by --accept, or name a folder with {name}/ by --data ({files})"
+        yield Check("two photographs", "not checked", reason)
         return
     for kind, expected in zip(("good", "bad"), example["means"][metric.name], strict=True):
-        captions, references = (load_json(folder / f"{file}.json") for file in (f"{kind}_captions", "refs"))
+        captions = load_json(folder / f"{kind}_captions.json")
+        references = load_json(folder / "refs.json")
         paths = find_visuals(folder, list(captions)) if metric.media else {}
-        chosen = [references[image] for image in captions] if metric.needs_references else None
+        texts = [references[image] for image in captions] if metric.needs_references else None
         visuals = [paths[image] for image in captions] if metric.media else None
-        mean = metric.score(list(captions.values()), visuals, chosen).mean
+        mean = metric.score(list(captions.values()), visuals, texts).mean
         verdict = "ok" if abs(mean - expected) <= example["tolerance"] else "FAIL"
         distance = f"{mean - expected:+.4f}; README of {example['source']} repository"
-        found = f"{mean:.4f}, published {expected:.4f} ({distance})"
-        yield Check(f"two photographs, {kind} captions", verdict, found, mean, expected)
+        numbers = f"{mean:.4f}, published {expected:.4f} ({distance})"
+        yield Check(f"two photographs, {kind} captions", verdict, numbers, mean, expected)
 
 
 def example_of(metric: type[CaptionMetric]) -> str | None:
@@ -92,7 +94,7 @@ def example_of(metric: type[CaptionMetric]) -> str | None:
 
 
 def example_place(name: str) -> Path:
-    """Where two photographs lie once they were fetched."""
+    """The folder of two photographs once they were fetched."""
     return cache_home() / "examples" / name
 
 
@@ -100,14 +102,15 @@ def _flickr(metric: CaptionMetric, data: Path | None, images: Path | None) -> It
     title = set_entry(_SET).title
     fetched = fetched_set(set_entry(_SET))
     if data is None and fetched is not None:
-        data, images = fetched, images or fetched / IMAGES
+        data = fetched
+        images = images or fetched / IMAGES
     if not any(published(_SET, metric.title, column) for column in ("tau_b", "tau_c")):
         yield Check(title, "not checked", f"no values are published for {metric.title}")
         return
     if data is None or (metric.media and images is None):
         needed = "--data" if not metric.media else "--data and --images, the photographs of Flickr8k,"
-        found = f"run `capeval fetch {_SET}`, or name {needed} to compute its table"
-        yield Check(title, "not checked", found)
+        reason = f"run `capeval fetch {_SET}`, or name {needed} to compute its table"
+        yield Check(title, "not checked", reason)
         return
     try:
         judged = load_set(_SET, data)
@@ -118,7 +121,9 @@ def _flickr(metric: CaptionMetric, data: Path | None, images: Path | None) -> It
     scores = SetScorer(judged, visuals, progress=True).score(metric)
     for entry in Judged(judged, scores, draws=0).entries:
         if math.isfinite(entry.distance):
-            found = f"{entry.value:.3f}, published {entry.published} ({entry.distance:+.3f}); {entry.source}"
+            numbers = (
+                f"{entry.value:.3f}, published {entry.published} ({entry.distance:+.3f}); {entry.source}"
+            )
             verdict = "ok" if abs(entry.distance) <= _SET_TOLERANCE else "FAIL"
             what = f"{title}, {entry.metric} {entry.column}"
-            yield Check(what, verdict, found, entry.value, entry.value - entry.distance)
+            yield Check(what, verdict, numbers, entry.value, entry.value - entry.distance)

@@ -6,12 +6,13 @@ import hashlib
 import json
 import re
 import shutil
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -24,7 +25,7 @@ from torch import Tensor
 from capeval_core.kept import whole_folder
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.config import read
-from capeval_core.models.device import DTYPES, resolve_device
+from capeval_core.models.device import DTYPES, resolve_device, warn_of_slow
 from capeval_core.weights.catalogue import CONVERTED_AS, TINY_OF, entry_of
 from capeval_core.weights.conversion import Conversion, Release, tensor_problems
 from capeval_core.weights.folder import (
@@ -179,6 +180,7 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         with naming_weights(folder.name):
             config, sum = cls._config_of(folder), folder.checksum
             folder.verify()  # before an encoder of this checksum is shared
+            warn_of_slow(device, dtype)
             key = (cls._fingerprint(config, sum), str(resolve_device(device)), dtype)
             given: dict[str, Any] = {"checksum": sum, "device": device, "dtype": dtype}
             return opened_once(key, lambda: cls(config, folder.tensors(), **given))
@@ -255,6 +257,25 @@ def opened_once(key: tuple[object, ...], make: Callable[[], T]) -> T:
     if found is None:
         found = _OPENED[key] = make()
     return found
+
+
+class OpenedLater(Generic[T]):
+    """A model that is opened where it is first needed, once, whichever threads need it.
+
+    Where all rows of a run are on disk, no model is needed at all.
+    """
+
+    def __init__(self, open: Callable[[], T]) -> None:
+        self._open = open
+        self._model: T | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def model(self) -> T:
+        with self._lock:
+            if self._model is None:
+                self._model = self._open()
+            return self._model
 
 
 def check_tensors(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:

@@ -27,7 +27,7 @@ from torch.nn.utils.rnn import pad_sequence
 from capeval_core.limits import LIMITS
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.device import DTYPES, exact_float32, resolve_device
-from capeval_core.models.model import opened_once
+from capeval_core.models.model import OpenedLater, opened_once
 from capeval_core.phrases.chunks import sentences
 from capeval_core.phrases.spans import Phrases
 from capeval_core.weights.folder import TENSORS, WeightsError, check_finite, file_checksum, open_foreign
@@ -147,12 +147,17 @@ class FactualParser:
         dtype: str = "float32",
         batch_size: int | None = None,
         beams: int = _BEAMS,
+        later: bool = False,
     ) -> None:
         self.style = style
         resolved = resolve_device(device)
         folder, label, version = _find_parser(fspath(model))
         key = ("factual", str(folder.resolve()), version, str(resolved), dtype, beams)
-        self._writer = opened_once(key, lambda: _GraphWriter(folder, label, resolved, dtype, beams))
+        self._writer = OpenedLater(
+            lambda: opened_once(key, lambda: _GraphWriter(folder, label, resolved, dtype, beams))
+        )
+        if not later:
+            _ = self._writer.model
         settings = [version, _PROMPT, beams, _LONGEST_INPUT, _LONGEST_OUTPUT, dtype, style, _REVISION]
         self.fingerprint = f"factual-{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]}"
         self.name = f"{label.split('/')[-1]}@{version[:8]}"
@@ -162,7 +167,7 @@ class FactualParser:
         """The phrases of each text, sentence after sentence; equal sentences are parsed once."""
         sentences_of = {text: sentences(text) for text in dict.fromkeys(texts)}
         distinct = list(dict.fromkeys(chain.from_iterable(sentences_of.values())))
-        graphs = dict(zip(distinct, self._writer.write(distinct, self._size), strict=True))
+        graphs = dict(zip(distinct, self._writer.model.write(distinct, self._size), strict=True))
         phrases_by_text = {}
         for text, text_sentences in sentences_of.items():
             sentence_graphs = [(sentence, *graphs[sentence]) for sentence in text_sentences]

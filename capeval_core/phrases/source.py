@@ -90,7 +90,8 @@ def _short(text: Any) -> str:
 def phrase_opener(spec: Any) -> Callable[..., PhraseSource]:
     """Check what the option `phrases` of HICE-S names before any model is opened.
 
-    Returns a function that opens the source, with the keywords `style`, `device`, `dtype` and `batch_size`.
+    Returns a function that opens the source, with the keywords `style`, `device`, `dtype`, `batch_size` and
+    `later`: whether its model is opened at the first text.
     """
     if isinstance(spec, PhraseSource):
         return lambda **settings: spec

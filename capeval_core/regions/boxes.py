@@ -23,7 +23,7 @@ from torch import Tensor
 
 from capeval_core.inputs.images import InputImage
 from capeval_core.models.device import DTYPES, exact_float32, on_device, resolve_device
-from capeval_core.models.model import check_tensors, opened_once
+from capeval_core.models.model import OpenedLater, check_tensors, opened_once
 from capeval_core.regions import rle
 from capeval_core.regions.regions import WITHOUT, Regions, RegionSource
 from capeval_core.regions.suppression import clipped
@@ -81,34 +81,50 @@ class Owlv2Boxes(BoxSource):
         threshold: float = THRESHOLD,
         device: str | None = None,
         dtype: str = "float32",
+        later: bool = False,
     ) -> None:
         folder = open_foreign_weights(weights, "detector", "owlv2", default=DETECTOR, without=WITHOUT)
         hold(folder.name, folder.revision, folder.tensor_file)
         self._threshold = threshold
         resolved = resolve_device(device)
         key = ("owlv2", str(folder.path), folder.checksum, str(resolved), dtype)
-        self._model = opened_once(key, lambda: _Model(folder, resolved, dtype))
-        settings = [1, folder.checksum, self._model.config, MAX_BOXES, OVERLAP, threshold, dtype]
+        processor = _read_processor(folder)
+        self._detector = OpenedLater(
+            lambda: opened_once(key, lambda: _Detector(folder, processor, resolved, dtype))
+        )
+        if not later:
+            _ = self._detector.model
+        config = {"model": folder.config, "processor": processor.to_dict()}
+        settings = [1, folder.checksum, config, MAX_BOXES, OVERLAP, threshold, dtype]
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
         self.fingerprint = f"owlv2-{digest}"
         self.name = folder.label(digest)
 
     def find(self, decoded: Image.Image) -> Boxes:
-        corners, scores = self._model(decoded)
+        corners, scores = self._detector.model(decoded)
         size = (decoded.height, decoded.width)
         corners = clipped(corners * np.float32(max(size)), size)  # of the square that the image was padded to
         inside = (corners[:, 2:] > corners[:, :2]).all(axis=1) & (scores >= self._threshold)
         return suppress_overlaps(corners[inside], scores[inside], OVERLAP, MAX_BOXES)
 
 
-class _Model:
+def _read_processor(folder: WeightsFolder) -> Any:
+    """The preprocessing of a detector, by its own file."""
+    from transformers import Owlv2ImageProcessor
+
+    try:
+        return Owlv2ImageProcessor.from_pretrained(folder.path)
+    except Exception as error:  # a damaged config can raise anything
+        raise WeightsError(f"detector {folder.name!r} cannot be built of its files: {error}") from error
+
+
+class _Detector:
     """OWLv2 without its text tower: boxes (n, 4), as shares of the padded square, and scores of an image."""
 
-    def __init__(self, folder: WeightsFolder, device: torch.device, dtype: str) -> None:
-        from transformers import Owlv2Config, Owlv2ForObjectDetection, Owlv2ImageProcessor
+    def __init__(self, folder: WeightsFolder, processor: Any, device: torch.device, dtype: str) -> None:
+        from transformers import Owlv2Config, Owlv2ForObjectDetection
 
         try:
-            processor: Any = Owlv2ImageProcessor.from_pretrained(folder.path)
             config: Any = Owlv2Config(**folder.config)
             model: Any = Owlv2ForObjectDetection(config)
             del model.owlv2.text_model, model.owlv2.text_projection
@@ -119,7 +135,6 @@ class _Model:
             model.load_state_dict(tensors)
         except Exception as error:  # a damaged config can raise anything
             raise WeightsError(f"detector {folder.name!r} cannot be built of its files: {error}") from error
-        self.config = {"model": folder.config, "processor": processor.to_dict()}
         model.owlv2.to(DTYPES[dtype])
         model.layer_norm.to(DTYPES[dtype])
         self._model = model.to(device).eval()

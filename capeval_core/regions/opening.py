@@ -22,8 +22,9 @@ _SETTING = re.compile(r"(?:(?P<weights>.+),)?(?P<setting>\w+)=(?P<value>[^,/]*)"
 def region_opener(spec: Any) -> Callable[..., RegionSource]:
     """Check what the option `regions` of HICE-S names before any model is opened.
 
-    Returns a function that opens the source, with the keywords `device` and `dtype`. The threshold of boxes
-    comes last: `"objects:mobilesamv2,threshold=0.2"`.
+    Returns a function that opens the source, with the keywords `device`, `dtype` and `later`: whether its
+    networks are opened at the first image. The threshold of boxes comes last:
+    `"objects:mobilesamv2,threshold=0.2"`.
     """
     if isinstance(spec, RegionSource):
         return lambda **settings: spec
@@ -87,24 +88,32 @@ def _split_threshold(name: str, kind: str, weights: str) -> tuple[str, float | N
 
 
 def _open(
-    kind: str, weights: str, threshold: float | None, device: str | None = None, dtype: str = "float32"
+    kind: str,
+    weights: str,
+    threshold: float | None,
+    device: str | None = None,
+    dtype: str = "float32",
+    later: bool = False,
 ) -> RegionSource:
     """The source of a kind, with its models."""
+    from capeval_core.models.model import OpenedLater
     from capeval_core.regions.boxes import DETECTOR, THRESHOLD, Owlv2Boxes, RectangleRegions
     from capeval_core.regions.sam import SEGMENTER, EverythingRegions, ObjectRegions, Sam
     from capeval_core.weights.folder import open_foreign_weights
     from capeval_core.weights.lock import hold
 
-    least_score = THRESHOLD if threshold is None else threshold
+    settings: dict[str, Any] = {"device": device, "dtype": dtype, "later": later}
+    settings["threshold"] = THRESHOLD if threshold is None else threshold
     if kind == "rectangles":
-        boxes = Owlv2Boxes(weights or DETECTOR, threshold=least_score, device=device, dtype=dtype)
-        return RectangleRegions(boxes)
+        return RectangleRegions(Owlv2Boxes(weights or DETECTOR, **settings))
     weights = weights or SEGMENTER
     folder = open_foreign_weights(weights, "segmenter", "sam", default=SEGMENTER, without=WITHOUT)
     hold(folder.name, folder.revision, folder.tensor_file)
-    sam = Sam.open(folder, device=device, dtype=dtype)
-    label = folder.label(sam.fingerprint)
+    fingerprint = Sam.fingerprint_of(folder)
+    sam = OpenedLater(lambda: Sam.open(folder, device=device, dtype=dtype))
+    if not later:
+        _ = sam.model
+    naming = {"name": folder.label(fingerprint), "fingerprint": f"{fingerprint}-{dtype}"}
     if kind == "everything":
-        return EverythingRegions(sam, name=label)
-    boxes = Owlv2Boxes(DETECTOR, threshold=least_score, device=device, dtype=dtype)
-    return ObjectRegions(boxes, sam, name=label)
+        return EverythingRegions(sam, **naming)
+    return ObjectRegions(Owlv2Boxes(DETECTOR, **settings), sam, **naming)

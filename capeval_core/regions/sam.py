@@ -25,7 +25,7 @@ from capeval_core.inputs.images import InputImage, resized
 from capeval_core.limits import LIMITS
 from capeval_core.models.config import Deviations, Means, Side, read
 from capeval_core.models.device import DTYPES, exact_float32, on_device
-from capeval_core.models.model import CheckedModel, canary_images, check_tensors
+from capeval_core.models.model import CheckedModel, OpenedLater, canary_images, check_tensors
 from capeval_core.regions import rle
 from capeval_core.regions.boxes import BoxSource
 from capeval_core.regions.regions import Regions, RegionSource
@@ -310,53 +310,60 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
 class ObjectRegions(RegionSource):
     """SAM's mask of every box of a detector; all boxes of an image share one pass of SAM's image encoder."""
 
-    def __init__(self, boxes: BoxSource, sam: Sam, *, name: str = "sam") -> None:
+    def __init__(self, boxes: BoxSource, sam: OpenedLater[Sam], *, name: str, fingerprint: str) -> None:
         self.boxes = boxes
         self.sam = sam
         self.name = f"objects:{name}+{boxes.name}"
-        self.fingerprint = f"objects-1-{sam.fingerprint}-{sam.dtype}-{boxes.fingerprint}"
+        self.fingerprint = f"objects-1-{fingerprint}-{boxes.fingerprint}"
 
     def find(self, image: InputImage) -> Regions:
         decoded = image.load().convert("RGB")
-        return self.sam.segment(decoded, self.boxes.find(decoded).corners)
+        return self.sam.model.segment(decoded, self.boxes.find(decoded).corners)
 
 
 class EverythingRegions(RegionSource):
     """SAM's "segment everything": masks at a grid of points, by transformers' `mask-generation` pipeline, of
     an image that is scaled down to SAM's input."""
 
-    def __init__(self, sam: Sam, *, name: str = "sam") -> None:
-        import transformers
-
-        side = sam.image_size
-        preprocessing = sam.config["preprocessing"]
-        mean = np.array(preprocessing["mean"]) / 255
-        std = np.array(preprocessing["std"]) / 255
-        # Resizes as the original; the default of transformers 5 differs by one level in a few pixels.
-        processor: Any = transformers.SamImageProcessorPil(
-            size={"longest_edge": side},
-            pad_size={"height": side, "width": side},
-            image_mean=mean.tolist(),
-            image_std=std.tolist(),
-        )
-        pipeline: Any = transformers.MaskGenerationPipeline
-        self._pipeline = pipeline(model=sam.model, image_processor=processor, device=sam.device)
+    def __init__(self, sam: OpenedLater[Sam], *, name: str, fingerprint: str) -> None:
         self.sam = sam
+        self._pipeline = OpenedLater(lambda: _mask_pipeline(sam.model))
         self._lock = threading.Lock()
         self.name = f"everything:{name}"
         settings = "-".join(f"{setting:g}" for setting in GRID.values())
-        self.fingerprint = f"everything-1-{settings}-{sam.fingerprint}-{sam.dtype}"
+        self.fingerprint = f"everything-1-{settings}-{fingerprint}"
 
     def find(self, image: InputImage) -> Regions:
         decoded = image.load().convert("RGB")
         size = (decoded.height, decoded.width)
+        sam = self.sam.model
+        pipeline = self._pipeline.model
         small = decoded
-        if max(size) > self.sam.image_size:
-            height, width = self.sam.resized(size)
+        if max(size) > sam.image_size:
+            height, width = sam.resized(size)
             small = resized(decoded, (max(width, 1), max(height, 1)), Image.Resampling.BILINEAR)
         at_once = int(np.clip(_GRID_LOGITS // (3 * small.width * small.height), 1, 64))
-        with self._lock, torch.inference_mode(), exact_float32(self.sam.device):
-            output = self._pipeline(small, points_per_batch=at_once, **GRID)
+        with self._lock, torch.inference_mode(), exact_float32(sam.device):
+            output = pipeline(small, points_per_batch=at_once, **GRID)
         masks = (Image.fromarray(np.asarray(mask, dtype=np.bool_)) for mask in output["masks"])
         large = (np.asarray(mask.resize(decoded.size, Image.Resampling.NEAREST)) for mask in masks)
         return Regions.of(large, np.asarray(output["scores"].cpu(), dtype=np.float32), size=size)
+
+
+def _mask_pipeline(sam: Sam) -> Any:
+    """transformers' pipeline of "segment everything", with SAM's own sizes and numbers."""
+    import transformers
+
+    side = sam.image_size
+    preprocessing = sam.config["preprocessing"]
+    mean = np.array(preprocessing["mean"]) / 255
+    std = np.array(preprocessing["std"]) / 255
+    # Resizes as the original; the default of transformers 5 differs by one level in a few pixels.
+    processor: Any = transformers.SamImageProcessorPil(
+        size={"longest_edge": side},
+        pad_size={"height": side, "width": side},
+        image_mean=mean.tolist(),
+        image_std=std.tolist(),
+    )
+    pipeline: Any = transformers.MaskGenerationPipeline
+    return pipeline(model=sam.model, image_processor=processor, device=sam.device)

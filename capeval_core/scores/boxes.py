@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from os import PathLike
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import Any, ClassVar, get_args
 
 from capeval_core.cache import FeatureCache
 from capeval_core.errors import Problem, expanded_path, naming, setting, wrong_option
@@ -107,6 +107,8 @@ class RegionMetric(CaptionMetric):
         selection = getattr(self.options, "selection", None)
         device: dict[str, Any] = {"device": self.options.device, "dtype": self.options.dtype}
         self.regions: BoxSource = box_source_opener(regions)(selection=selection, **device)
+        if self.options.rows is None:  # else where the first row is missing
+            _ = self.regions.encoder
         return {**models, "regions": Model(self.regions.label, self.regions.fingerprint)}
 
     def boxes(self, samples: Samples) -> tuple[list[Any], list[list[int]]]:
@@ -122,14 +124,30 @@ def error_of(error: str | None, first: Any, own: Any) -> str | None:
     return None if error is None else error.replace(first.where, own.where, 1)
 
 
-class BoxSource(NamedTuple):
-    """The box features of images, from a region encoder, or None where they come with the images. selection:
-    which boxes are kept; None: all that a region encoder gives, the first 100 of stored ones."""
+class BoxSource:
+    """The box features of images, from a region encoder, or as they come with the images.
 
-    label: str
-    fingerprint: str
-    encoder: RegionEncoder | None
-    selection: Selection | None
+    label: in the signature. fingerprint: changes with everything that the features depend on. selection:
+    which boxes are kept; None: all that a region encoder gives, the first 100 of stored ones. open_encoder:
+    makes the region encoder; None: features come with the images.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        fingerprint: str,
+        selection: Selection | None,
+        open_encoder: Callable[[], RegionEncoder] | None = None,
+    ) -> None:
+        self.label = label
+        self.fingerprint = fingerprint
+        self.selection = selection
+        self._open_encoder = open_encoder
+
+    @cached_property
+    def encoder(self) -> RegionEncoder | None:
+        """The region encoder, opened where it is first needed; None without one."""
+        return None if self._open_encoder is None else self._open_encoder()
 
     def boxes(
         self, visuals: Sequence[Visual[Any]], *, cache: FeatureCache, batch_size: int | None = None
@@ -184,13 +202,13 @@ def box_source_opener(spec: Any) -> Callable[..., BoxSource]:
     `selection`, `device` and `dtype`."""
     if isinstance(spec, RegionEncoder):
         label = Model.of(type(spec).__name__, spec.fingerprint).label
-        return lambda selection, **settings: BoxSource(label, spec.fingerprint, spec, selection)
+        return lambda selection, **settings: BoxSource(label, spec.fingerprint, selection, lambda: spec)
     if not isinstance(spec, (str, PathLike)):
         raise wrong_option("regions", spec, "", _EXPECTED, kind=TypeError)
     if (store := store_of(spec)) is not None:
         label = Model.of(store.name, store.fingerprint).label
         # Rows are keyed by the content of the boxes, wherever they lie.
-        return lambda selection, **settings: BoxSource(label, "boxes", None, selection)
+        return lambda selection, **settings: BoxSource(label, "boxes", selection)
     if listed_entry(spec) is None:
         with naming({"weights": "regions"}):
             open_unless_on_the_hub(os.fspath(spec), metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
@@ -200,15 +218,21 @@ def box_source_opener(spec: Any) -> Callable[..., BoxSource]:
 def _open(name: str, *, selection: Selection | None, device: str | None, dtype: str) -> BoxSource:
     with naming({"weights": "regions"}):
         folder = open_listed(name, metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
-    network = network_of(folder)
+    network: Any = network_of(folder)
     if not hasattr(network, "encode_boxes"):
         found = f"is weights of {network.kind!r}, which finds no boxes"
         raise wrong_option("regions", name, found, _EXPECTED)
-    encoder: Any = network.open(folder, device=device, dtype=dtype)
-    label = folder.label(encoder.fingerprint)
-    if selection is not None and hasattr(encoder, "selecting"):
-        encoder = encoder.selecting(selection)
-    return BoxSource(label, encoder.fingerprint, encoder, selection)
+    fingerprint = network.fingerprint_of(folder)
+    label = folder.label(fingerprint)
+    selects = selection is not None and hasattr(network, "selecting")
+    if selects:
+        fingerprint = network.selected_fingerprint(fingerprint, selection)
+
+    def open_encoder() -> Any:
+        encoder = network.open(folder, device=device, dtype=dtype)
+        return encoder.selecting(selection) if selects else encoder
+
+    return BoxSource(label, fingerprint, selection, open_encoder)
 
 
 def check_selection(spec: Any, selection: Selection) -> None:

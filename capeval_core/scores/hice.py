@@ -189,7 +189,9 @@ class HiceS(CaptionMetric):
         sources = {**SOURCES, **self.folder.config.get("constants", {})}
         open_regions = open_regions or region_opener(sources["regions"])
         open_phrases = open_phrases or phrase_opener(sources["phrases"])
-        device: dict[str, Any] = {"device": options.device, "dtype": options.dtype}
+        # As the network itself: where rows are kept, models are opened where the first one is missing.
+        later = options.rows is not None
+        device: dict[str, Any] = {"device": options.device, "dtype": options.dtype, "later": later}
         self.regions: RegionSource = open_regions(**device)
         if options.max_regions is not None:
             self.regions = LimitedRegions(self.regions, options.max_regions)

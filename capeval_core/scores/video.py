@@ -182,10 +182,10 @@ class VideoPacS(CaptionMetric):
 
         texts: strings, or lists of them, as references are.
         """
-        return self._idf_of(self.encoder.tokenizer.encode(corpus_texts(texts)).ids)
+        return self._idf_of(self.tokenizer.encode(corpus_texts(texts)).ids)
 
     def _idf_of(self, documents: Sequence[Sequence[int]]) -> TokenIdf:
-        tokenizer = self.encoder.tokenizer
+        tokenizer = self.tokenizer
         return TokenIdf.of_padded_documents(documents, length=tokenizer.context_length, end=tokenizer.end)
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:

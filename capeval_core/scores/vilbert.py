@@ -131,7 +131,7 @@ class VilbertScore(RegionMetric):
 
         texts: strings, or lists of them, as references are.
         """
-        return TokenIdf.of_documents(self.encoder.tokenizer.whole(corpus_texts(texts)))
+        return TokenIdf.of_documents(self.tokenizer.whole(corpus_texts(texts)))
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         statistics = self.options.statistics

@@ -44,7 +44,7 @@ class CaptionedImages:
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionSource(FileOptions):
-    """Options for reading captions and images of files, or of a dataset of Hugging Face."""
+    """Options for reading captions and images of files, or a dataset of Hugging Face."""
 
     without: ClassVar[tuple[str, ...]] = ("reference_column",)
 

@@ -30,12 +30,13 @@ from capeval_core.errors import described, wrong_option
 from capeval_core.inputs.files import EXTENSIONS
 from capeval_core.integrations.page.scorer import (
     NO_WEIGHTS,
+    Inputs,
     Scorer,
     capitalised,
     chooses,
     lines_of,
     problem,
-    shown,
+    rendered,
     uploaded,
 )
 from capeval_core.limits import LIMITS
@@ -43,14 +44,14 @@ from capeval_core.registry import media_of, metric_class
 from capeval_core.reports.explanations import STYLE
 from capeval_core.weights.folder import WeightsError
 
-# The answer stands beside other input than it belongs to; it is dimmed until the next one.
+# An answer to other input than is in the boxes now is dimmed until the next one.
 _STALE = "() => { document.getElementById('answer').classList.add('stale'); }"
 _FRESH = "() => { document.getElementById('answer').classList.remove('stale', 'busy'); }"
 # `show` answers whatever goes wrong in it: what fails otherwise is a full queue or a lost connection.
 _BUSY = "() => { document.getElementById('answer').classList.add('busy'); }"
 _LOG = logging.getLogger(__name__)
 _BLUES = ["#eaf0fd", "#d4e0fb", "#b9cdf6", "#8db0ff", "#8db0ff", *["#2662d9"] * 3, *["#1d4ba6"] * 3]
-"""Those of the report, from light to dark."""
+"""The blues of the report, from light to dark."""
 _PRIVATE: dict[str, Any] = {"api_visibility": "private"}
 # A file is handed over as it is: Gradio's own reading would turn and convert it.
 _UNREAD: dict[str, Any] = {"preprocess": False, **_PRIVATE}
@@ -66,34 +67,41 @@ def build(name: str, weights: str | os.PathLike[str] | None = None, *, media: st
             `CAPEVAL_WEIGHTS`, else the metric's published weights. `tiny` can always be chosen too.
         media: what captions are about at first; None: the metric's first medium.
     """
-    chosen = weights or os.environ.get("CAPEVAL_WEIGHTS") or None
+    first_weights = weights or os.environ.get("CAPEVAL_WEIGHTS") or None
     readable = ["image", "video"] if find_spec("av") else ["image"]
     offered = [medium for medium in media_of(name) if medium in readable]
     if media is not None and media not in offered:
         fix = f"choose {' or '.join(map(repr, offered))}" if offered else "leave the option out"
         raise wrong_option("media", media, f"is not what a page of {name} takes here", fix)
     offered.sort(key=lambda medium: medium != media)
-    scorers = {medium: Scorer(name, chosen, medium) for medium in offered}
-    title, seconds = metric_class(name).title, (LIMITS.page_seconds_between, LIMITS.page_seconds_kept)
-    page = gr.Blocks(title=f"{title} of a caption", analytics_enabled=False, delete_cache=seconds)
+    scorers = {medium: Scorer(name, first_weights, medium) for medium in offered}
+    page = gr.Blocks(
+        title=f"{metric_class(name).title} of a caption",
+        analytics_enabled=False,
+        delete_cache=(LIMITS.page_seconds_between, LIMITS.page_seconds_kept),
+    )
     with page:
-        _Page(scorers or {"texts": Scorer(name, chosen)})
+        _Page(scorers or {"texts": Scorer(name, first_weights)})
     return page
 
 
 def launch(page: gr.Blocks, **settings: Any) -> None:
     """Serve a page from `build` until it is stopped; `settings` are those of Gradio's `launch`."""
-    blue, radius = gr.themes.Color(*_BLUES), gr.themes.Size(*["8px"] * 7)
-    look: dict[str, Any] = {"primary_hue": blue, "neutral_hue": "slate", "radius_size": radius}
-    fonts: dict[str, Any] = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
-    own = {
+    theme = gr.themes.Base(
+        primary_hue=gr.themes.Color(*_BLUES),
+        neutral_hue="slate",
+        radius_size=gr.themes.Size(*["8px"] * 7),
+        font=["system-ui", "sans-serif"],
+        font_mono=["ui-monospace", "monospace"],
+    )
+    defaults: dict[str, Any] = {
         "app_kwargs": {"middleware": [Middleware(_WithoutServerFunctions)]},
-        "theme": gr.themes.Base(**look, **fonts),
+        "theme": theme,
         "css_paths": [Path(__file__).with_name("page.css"), STYLE],
         "max_file_size": "20mb",  # room for a JPEG of 25 megapixels at a high quality
         "footer_links": ["api"],
     }
-    page.queue(max_size=LIMITS.page_waiting).launch(**(own | settings))
+    page.queue(max_size=LIMITS.page_waiting).launch(**(defaults | settings))
 
 
 class _WithoutServerFunctions:
@@ -141,7 +149,8 @@ class _Page:
         self._events()
 
     def _inputs(self) -> None:
-        several, references = chooses(self.metric), self.metric.needs_references
+        several = chooses(self.metric)
+        references = self.metric.needs_references
         offered = [(name.capitalize(), name) for name in self.scorers]
         about: dict[str, Any] = {"label": "The caption is about", "visible": len(offered) > 1}
         self.about = gr.Radio(offered, value=offered[0][1], elem_id="about", **about)
@@ -163,12 +172,13 @@ class _Page:
         )
         self.press = gr.Button("Score", variant="primary", elem_id="score")
         pressed = "Shift + Enter" if several else "Enter"
-        _html(shown("keys", pressed=pressed, references=references), elem_id="keys")
+        _html(rendered("keys", pressed=pressed, references=references), elem_id="keys")
 
     def _examples(self) -> None:
         about: dict[str, Any] = {"label": "Example captions", "visible": not chooses(self.metric)}
         self.kind = gr.Radio(list(KINDS), value=next(iter(KINDS)), elem_id="kind", **about)
-        self.examples, self.shelves = [], []
+        self.examples = []
+        self.shelves = []
         for scorer in self.scorers.values():
             classes = ["examples", "pictures" if scorer.medium else "texts"]
             with gr.Row(visible=scorer is self.scorer, elem_classes=classes) as shelf:
@@ -182,7 +192,7 @@ class _Page:
                     text = f"Example: {item.good}" if scorer.medium else item.good
                     self.examples.append((index, gr.Button(text, **look)))
             self.shelves.append(shelf)
-        self.chosen = gr.State()
+        self.example = gr.State()
         labels = {"tiny": "tiny (demonstration: knows drawn scenes only)"}
         with gr.Accordion("Weights", open=False, visible=self.scorer.offered != (NO_WEIGHTS,)):
             self.weights = gr.Radio(
@@ -198,12 +208,14 @@ class _Page:
         # What captions are about first is the first input, all others follow the texts.
         references = [self.references] if self.metric.needs_references else []
         texts = [self.caption, *references, self.weights]
-        others = [self.about, *self.visuals[1:]] if len(self.visuals) > 1 else []
-        inputs = [*self.visuals[:1], *texts, *others]
-        self.names = [one.elem_id for one in inputs]
+        has_media = len(self.visuals) > 1
+        inputs = [*self.visuals[:1], *texts]
+        if has_media:
+            inputs += [self.about, *self.visuals[1:]]
+        self.names = [component.elem_id for component in inputs]
         outputs = [self.shown, self.signature, self.go_on]
-        presses = [self.press.click, *(one.submit for one in (self.caption, *references))]
-        gr.on([one.change for one in [*self.visuals, *texts]], js=_STALE, **_PRIVATE)
+        presses = [self.press.click, *(box.submit for box in (self.caption, *references))]
+        gr.on([component.change for component in [*self.visuals, *texts]], js=_STALE, **_PRIVATE)
         gr.on(presses, js=_FRESH, **_PRIVATE)
         gr.on(presses, self.show, inputs, outputs, **_SCORE).failure(js=_BUSY, **_PRIVATE)
 
@@ -215,29 +227,31 @@ class _Page:
             answered.success(js=_FRESH, **_PRIVATE)
 
         then_score(self.go_on.click(lambda: "tiny", None, self.weights, **_PRIVATE))
-        filled = [*self.visuals, self.caption, *references, self.chosen]
+        filled = [*self.visuals, self.caption, *references, self.example]
         for index, button in self.examples:
             fill = partial(self.fill, index)
             then_score(button.click(fill, [self.about, self.kind], filled, **_PRIVATE))
-        again = [self.chosen, self.about, self.kind]
+        again = [self.example, self.about, self.kind]
         then_score(self.kind.input(self.fill, again, filled, **_PRIVATE))
-        if others:
+        if has_media:
             changed = [*self.visuals, self.heading, self.caption, *self.shelves, *outputs]
             turned = self.about.input(self.turn, self.about, changed, show_progress="hidden", **_UNREAD)
             turned.then(js=_FRESH, **_PRIVATE)
         # A result as data, for programs: buttons are pressed by people.
-        answer, ask = gr.JSON(visible=False), gr.Button(visible=False)
+        answer = gr.JSON(visible=False)
+        ask = gr.Button(visible=False)
         ask.click(self._for_programs(), inputs, answer, preprocess=False, api_name="score")
 
     def show(self, *values: Any) -> Iterator[tuple[Any, Any, Any]]:
-        """What a press of Score shows."""
-        hidden, weights = gr.update(visible=False), None
+        """The answer to a press of Score, first that weights are opened where they are."""
+        hidden = gr.update(visible=False)
+        weights = None
         try:
             scorer, inputs = self._read(values)
-            weights = inputs[-1]
+            weights = inputs.weights
             if not scorer.is_open(weights):
                 scorer.check(inputs)
-                yield shown("opening", weights=weights), hidden, hidden
+                yield rendered("opening", weights=weights), hidden, hidden
             scored = scorer.score(inputs)
         except (ValueError, TypeError, MemoryError) as error:
             way_out = isinstance(error, WeightsError) and weights != "tiny" and "tiny" in self.scorer.offered
@@ -267,40 +281,45 @@ class _Page:
     def turn(self, about: Any) -> list[Any]:
         """The page about another medium: its component, examples if there are any, and an empty answer."""
         scorer = self._scorer_of(about)
-        there, hidden = [gr.update(visible=one == about) for one in self.media], gr.update(visible=False)
+        visible = [gr.update(visible=medium == about) for medium in self.media]
+        hidden = gr.update(visible=False)
         caption = gr.update(placeholder=scorer.asks)
-        return [*there, scorer.heading(), caption, *there, scorer.empty(), hidden, hidden]
+        return [*visible, scorer.heading(), caption, *visible, scorer.empty(), hidden, hidden]
 
     def fill(self, index: int | None, about: Any, kind: str) -> list[Any]:
         """An example in the boxes, the first where none was chosen."""
         scorer = self._scorer_of(about)
         item = demo_of(scorer.metric)[index or 0]
         # A copy among the uploads, again if that was deleted: Gradio tells a browser the path.
-        copies = [
-            save_file_to_cache(item.image, get_upload_folder()) if medium == scorer.medium else gr.skip()
-            for medium in self.media
-        ]
-        references = ["\n".join(item.references)] if self.metric.needs_references else []
+        copies = []
+        for medium in self.media:
+            if medium == scorer.medium:
+                copies.append(save_file_to_cache(item.image, get_upload_folder()))
+            else:
+                copies.append(gr.skip())
         captions = {name: str(getattr(item, field)) for name, field in KINDS.items()}
-        several = "\n".join([*item.references, *captions.values()])
-        return [*copies, several if chooses(self.metric) else captions[kind], *references, index or 0]
+        text = captions[kind]
+        if chooses(self.metric):
+            text = "\n".join([*item.references, *captions.values()])
+        references = ["\n".join(item.references)] if self.metric.needs_references else []
+        return [*copies, text, *references, index or 0]
 
     def _scorer_of(self, about: Any) -> Scorer:
         if about not in [*self.scorers]:  # whatever it is, as requests may hand in anything
             raise ValueError(f"about: this page takes {' and '.join(map(repr, self.scorers))}")
         return self.scorers[about]
 
-    def _read(self, values: Sequence[Any]) -> tuple[Scorer, Any]:
-        """The scorer and what it is to score, of values that may be anything, as requests may."""
-        given = {name: one for name, one in zip(self.names, values, strict=False) if one is not None}
-        scorer = self._scorer_of(given.get("about", next(iter(self.scorers))))
-        texts = {"caption": "", "references": "", "weights": self.scorer.first} | given
+    def _read(self, values: Sequence[Any]) -> tuple[Scorer, Inputs]:
+        """The scorer and its input, of values that may be anything, as requests may."""
+        by_name = {name: value for name, value in zip(self.names, values, strict=False) if value is not None}
+        scorer = self._scorer_of(by_name.get("about", next(iter(self.scorers))))
+        texts = {"caption": "", "references": "", "weights": self.scorer.first} | by_name
         for name in ("caption", "references", "weights"):
             if not isinstance(texts[name], str):
                 raise ValueError(f"{name}: expected a text, found {described(texts[name])}")
-        visual = None if scorer.medium is None else uploaded(given.get(scorer.medium), scorer.medium)
+        visual = None if scorer.medium is None else uploaded(by_name.get(scorer.medium), scorer.medium)
         caption = lines_of(texts["caption"]) if chooses(self.metric) else texts["caption"]
-        return scorer, (visual, caption, lines_of(texts["references"]), texts["weights"])
+        return scorer, Inputs(visual, caption, lines_of(texts["references"]), texts["weights"])
 
 
 def _html(content: str, **settings: Any) -> gr.HTML:
@@ -318,5 +337,7 @@ def _upload(medium: str, *, visible: bool) -> Any:
         look: dict[str, Any] = {"height": 260, "placeholder": placeholder, "sources": ["upload", "clipboard"]}
         return gr.Image(label="Image", type="filepath", visible=visible, elem_id=medium, **look)
     # A plain file: Gradio's own component would convert a video and load an editor.
-    label, types = "Video: MP4, WebM, MOV, MKV, AVI or GIF", sorted(EXTENSIONS[medium])
-    return gr.File(label=label, file_types=types, height=160, visible=visible, elem_id=medium)
+    label = "Video: MP4, WebM, MOV, MKV, AVI or GIF"
+    return gr.File(
+        label=label, file_types=sorted(EXTENSIONS[medium]), height=160, visible=visible, elem_id=medium
+    )

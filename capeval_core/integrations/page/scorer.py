@@ -1,4 +1,4 @@
-"""Scores for the page: one caption at a time, beside those of typical captions; and their HTML."""
+"""Scores for the page: one caption at a time, next to those of typical captions; and their HTML."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gradio.utils import get_upload_folder
 from markupsafe import Markup
@@ -38,14 +38,35 @@ _LONGEST_TEXT = 20_000  # characters of a request: strangers use a page, and enc
 _NARROWEST = 0.6  # shorter / longer side of images of which so little is cut off that no note is needed
 _LIST_MARK = re.compile(r"^(?:[-*•–—]|\d{1,3}[.)])(?:\s+|$)")
 
-Inputs = tuple[tuple[Path, int] | None, str | list[str], list[str], str]
-"""An upload and its number of frames, a caption or a list of candidates, references, and weights."""
-Marks = tuple[Mapping[str, float], str]
-"""What typical captions get, and a sentence that says whose means these are."""
+
+class Upload(NamedTuple):
+    """An image or a video that a visitor uploaded; an image has one frame."""
+
+    path: Path
+    frames: int
+
+
+class Inputs(NamedTuple):
+    """The content of the page's boxes; caption: a text, or the candidates of a metric that chooses."""
+
+    visual: Upload | None
+    caption: str | list[str]
+    references: list[str]
+    weights: str
+
+
+class Marks(NamedTuple):
+    """Means of typical captions by their kind, and a sentence about their source."""
+
+    means: Mapping[str, float]
+    source: str
+
+
+NO_MARKS = Marks({}, "")
 
 
 def chooses(metric: type[CaptionMetric]) -> bool:
-    """Whether a metric chooses from captions, one per line; an example then shows all of its captions."""
+    """True for a metric that chooses from captions, one per line; its examples show all of theirs."""
     return issubclass(metric, Reranker)
 
 
@@ -59,7 +80,7 @@ def capitalised(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def uploaded(value: Any, medium: str) -> tuple[Path, int] | None:
+def uploaded(value: Any, medium: str) -> Upload | None:
     """The upload, or packaged example, that an event handed in, and its frames; None where it has none."""
     # Gradio checks a path only where the request's own `meta` says that there is one. The error is the same
     # for a file that was not uploaded to this page whether there is such a file or not.
@@ -73,7 +94,7 @@ def uploaded(value: Any, medium: str) -> tuple[Path, int] | None:
     if not resolved.is_file() or not any(map(resolved.is_relative_to, folders)):
         fix = "which are deleted after an hour: upload it (again)"
         raise ValueError(f"the {medium} is not among the uploads of this page, {fix}")
-    return resolved, _frames(resolved, resolved.stat().st_mtime_ns, medium)
+    return Upload(resolved, _frames(resolved, resolved.stat().st_mtime_ns, medium))
 
 
 @lru_cache(maxsize=64)
@@ -83,7 +104,7 @@ def _frames(path: Path, time: int, medium: str) -> int:
 
 
 def _visual_notes(image: Path, *, crops: bool) -> dict[str, Any]:
-    """Where a metric sees something else than a browser shows; `crops`: the centre alone."""
+    """Differences between a metric's view of an image and a browser's; `crops`: it sees the centre alone."""
     with open_image(str(image)) as decoded:
         deep = is_deep(decoded)  # before it is read
         short, long = sorted(decoded.size)
@@ -98,16 +119,21 @@ def _visual_notes(image: Path, *, crops: bool) -> dict[str, Any]:
 
 def _naming(metric: type[CaptionMetric]) -> AbstractContextManager[None]:
     """Let problems be those of the page's boxes."""
-    names = {"captions": "the list of captions" if chooses(metric) else "the caption"}
-    names |= {"references": "the list of references", "images": "the image", "videos": "the video"}
+    names = {
+        "captions": "the list of captions" if chooses(metric) else "the caption",
+        "references": "the list of references",
+        "images": "the image",
+        "videos": "the video",
+    }
 
     def row(argument: str, path: Sequence[int | str]) -> str:
         if len(path) > 1 and isinstance(path[1], int) and argument in ("captions", "references"):
-            return f"{'line' if argument == 'captions' else 'reference'} {path[1] + 1}"
+            noun = "line" if argument == "captions" else "reference"
+            return f"{noun} {path[1] + 1}"
         return place(argument, path[1:])
 
     def advice(name: str, value: Any) -> str:
-        """How an option is set; the page has none but the weights."""
+        """Advice on setting an option; the page has none but the weights."""
         if name != "weights":
             return ""
         return "choose tiny" if value == "tiny" else f"start this page with CAPEVAL_WEIGHTS={value}"
@@ -127,8 +153,9 @@ class Scorer:
         self.medium = self.metric.media[0] if self.metric.media else None
         self.asks = f"What the {self.medium or 'image'} shows"
         if weights is not None:
-            self.metric.Options(weights=weights).check(self.metric)
-        entry, tiny = self.metric.default_weights, self.metric.tiny
+            self.metric.check_options(self.metric.Options(weights=weights))
+        entry = self.metric.default_weights
+        tiny = self.metric.tiny
         published = entry.name if entry else NO_WEIGHTS
         self.first = published if weights is None else os.fspath(weights)
         demonstration = ["tiny"] if tiny is not None and (TINY / tiny).is_dir() else []
@@ -142,10 +169,10 @@ class Scorer:
         """The metric's name, and in a sentence what its number means, as HTML."""
         about = MetricDescription(self.metric)
         links = {"the paper": about.address, "the project": address()}
-        return shown("heading", about=about, range=minus(about.range), links=links)
+        return rendered("heading", about=about, range=minus(about.range), links=links)
 
     def empty(self) -> str:
-        """What stands before the first score: the scale, with what is known of it already."""
+        """The answer before the first score: the scale, with published means of the first weights."""
         marks = published_marks(self.metric, [self.first])
         return self._on_scale("empty", marks, None, visual=MetricDescription(self.metric).visual)
 
@@ -153,125 +180,156 @@ class Scorer:
         """The score on its scale, with its parts."""
         if result.errors:
             return problem(result.errors[0])
-        _, caption, _, weights = inputs
         values = {name: values[0] for name, values in result.parts.items()}
         evidence = Markup(panels(result.explain(0)) + parts(values, titles_of_parts()))
-        own = {"notes": notes, "truncated": result.counts.truncated, "evidence": evidence}
-        own |= {"caption": values["caption"] if chooses(self.metric) else caption, "tiny": weights == "tiny"}
-        return self._on_scale("score", marks, result.scores[0], **own)
+        return self._on_scale(
+            "score",
+            marks,
+            result.scores[0],
+            notes=notes,
+            truncated=result.counts.truncated,
+            evidence=evidence,
+            caption=values["caption"] if chooses(self.metric) else inputs.caption,
+            tiny=inputs.weights == "tiny",
+        )
 
     def _on_scale(self, view: str, marks: Marks, score: float | None, **content: Any) -> str:
-        about = {"metric": self.metric, "chooses": chooses(self.metric), "value": score, "source": marks[1]}
-        return shown(view, **about, scale=_scale(self.metric, marks[0], score), **content)
+        return rendered(
+            view,
+            metric=self.metric,
+            chooses=chooses(self.metric),
+            value=score,
+            source=marks.source,
+            scale=_scale(self.metric, marks.means, score),
+            **content,
+        )
 
     def is_open(self, weights: str) -> bool:
-        """Whether `score` with these weights needs to open nothing."""
-        return any(weights == opened for opened, *_ in self._opened)
+        """True where `score` with these weights needs to open nothing."""
+        return any(opened_weights == weights for opened_weights, *_ in self._opened)
 
     def check(self, inputs: Inputs) -> Samples:
-        """What `score` is to score; it opens no weights."""
+        """The checked input of `score`; no weights are opened."""
         visual, caption, references, weights = inputs
         if weights not in self.offered:
             raise ValueError(f"weights={weights!r}: this page offers {' and '.join(map(repr, self.offered))}")
-        length = sum(map(len, [*([caption] if isinstance(caption, str) else caption), *references]))
+        captions = [caption] if isinstance(caption, str) else caption
+        length = sum(map(len, [*captions, *references]))
         if length > _LONGEST_TEXT:
             raise ValueError(f"the texts have {length:,} characters, this page takes {_LONGEST_TEXT:,}")
         compared = [references] if self.metric.needs_references else None
         # Not the path, which tells where the server keeps uploads.
-        content = None if visual is None else {"bytes": visual[0].read_bytes(), "path": visual[0].name}
+        content = None
+        if visual is not None:
+            content = {"bytes": visual.path.read_bytes(), "path": visual.path.name}
         with _naming(self.metric):
             return self.metric.check_input(self.metric.Options(), [caption], [content], compared)
 
     def score(self, inputs: Inputs) -> tuple[Result, Marks, dict[str, Any]]:
         """One caption, or one list of candidates, scored, and notes on it; one call at a time."""
         samples = self.check(inputs)
-        visual, _, _, weights = inputs
-        options, notes, most = dict[str, Any](), dict[str, Any](), LIMITS.page_frames_encoded
+        visual = inputs.visual
+        options: dict[str, Any] = {}
+        notes: dict[str, Any] = {}
+        most_frames = LIMITS.page_frames_encoded
         if visual is not None and self.medium == "image":
-            notes = _visual_notes(visual[0], crops=self.metric.crops)
-        elif visual is not None and visual[1] > most:
-            options, notes = {"max_frames": most}, {"frames": most}
+            notes = _visual_notes(visual.path, crops=self.metric.crops)
+        elif visual is not None and visual.frames > most_frames:
+            options["max_frames"] = most_frames
+            notes["frames"] = most_frames
         with self._busy, _naming(self.metric), warnings.catch_warnings(record=True) as caught:
-            metric, marks = self._open(weights, options)
-            if not marks[0] and (visual is None or _is_example(metric, visual[0])):
-                marks = self._marks_of_drawings(metric, (weights, *options.items()))
+            metric, marks = self._open(inputs.weights, options)
+            if not marks.means and (visual is None or _is_example(metric, visual.path)):
+                marks = self._marks_of_drawings(metric, (inputs.weights, *options.items()))
             result = metric.combine(metric.encode_all(samples), samples=samples)
             texts = Notes([self.metric])
             texts.add_texts(samples.captions, samples.references or [])
             texts.tell()
-        messages = [capitalised(str(one.message)) for one in caught if issubclass(one.category, UserWarning)]
-        notes["warnings"] = [*dict.fromkeys(messages)]
+        messages = []
+        for warning in caught:
+            message = capitalised(str(warning.message))
+            if issubclass(warning.category, UserWarning) and message not in messages:
+                messages.append(message)
+        notes["warnings"] = messages
         notes["idf"] = getattr(metric.options, "statistics", None) is not None
         return result, marks, notes
 
     def _open(self, weights: str, options: Mapping[str, Any]) -> tuple[CaptionMetric, Marks]:
         key = (weights, *options.items())
         if key not in self._opened:
-            chosen: dict[str, Any] = {} if weights == NO_WEIGHTS else {"weights": weights}
-            metric = load(self.metric.name, media=self.metric.variant, evidence=True, **chosen, **options)
-            metric = prepared(metric, demo_samples(metric))  # one caption is no corpus
+            keywords = dict(options)
+            if weights != NO_WEIGHTS:
+                keywords["weights"] = weights
+            metric = load(self.metric.name, media=self.metric.variant, evidence=True, **keywords)
+            metric = prepared(metric, demo_samples(metric))  # one caption is not a corpus
             entry = metric.folder.entry if metric.default_weights and metric.tiny else None
             names = [model.label for model in metric.models.values()]
             names += [entry.repository] if entry else []  # whatever their folder is called
-            self._opened[key] = metric, published_marks(type(metric), names)
+            self._opened[key] = (metric, published_marks(type(metric), names))
         return self._opened[key]
 
     def _marks_of_drawings(self, metric: CaptionMetric, key: tuple[Any, ...]) -> Marks:
-        """Means of the packaged examples, which are no yardstick for a photograph; computed once."""
+        """Means of the packaged examples, computed once; a photograph cannot be measured by them."""
         if key not in self._of_drawings:
             self._of_drawings[key] = _marks_of_drawings(metric)
         return self._of_drawings[key]
 
 
 def _is_example(metric: CaptionMetric, visual: Path) -> bool:
-    """Whether an upload is a packaged example, of which the page made a copy."""
+    """True for an upload that is a packaged example, of which the page made a copy."""
     content = visual.read_bytes()
     return any(item.image.read_bytes() == content for item in demo_of(type(metric)))
 
 
 def _marks_of_drawings(metric: CaptionMetric) -> Marks:
     if metric.relative:
-        return {}, ""
+        return NO_MARKS
     items = demo_of(type(metric))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is odd about the examples is no news of a visitor's caption
+        warnings.simplefilter("ignore")  # notes about the examples are not about a visitor's caption
         means = {kind: result.mean for kind, result in score_kinds(metric, items).items()}
-    weighed, noun = ", with these weights" if metric.default_weights else "", (metric.media or ("image",))[0]
+    weighed = ", with these weights" if metric.default_weights else ""
+    noun = (metric.media or ("image",))[0]
     text = (
         f"Means over the {len(items)} drawn examples{weighed}: good captions are true, subtly wrong ones "
         f"have one word changed, unrelated ones are true of another {noun}."
     )
-    return means, text
+    return Marks(means, text)
 
 
 def published_marks(metric: type[CaptionMetric], weights: Sequence[str]) -> Marks:
     """Published means that were computed with one of these weights, by repository or its last part."""
     used = {name.partition("@")[0].lower() for name in weights}
     if metric.relative:
-        return {}, ""
-    about, own = metric.published, metric.default_weights.repository.lower() if metric.default_weights else ""
-    if not about or not used & {own, own.rpartition("/")[2]}:
-        return {}, ""
+        return NO_MARKS
+    about = metric.published
+    repository = metric.default_weights.repository.lower() if metric.default_weights else ""
+    if not about or not used & {repository, repository.rpartition("/")[2]}:
+        return NO_MARKS
     source = "; ".join(filter(None, [about["source"], about.get("settings")]))
     text = f"Means over {about['dataset']} ({source}). Single captions vary far more than these means."
-    return about["means"], text
+    return Marks(about["means"], text)
 
 
 # HTML
 
 
-def shown(view: str, **content: Any) -> str:
+def rendered(view: str, **content: Any) -> str:
     """A macro of `reports/templates/page.html.j2`."""
     return str(template("page").render(view=view, **content)).strip()
 
 
 def problem(message: str) -> str:
-    """What is wrong, line by line; indented lines stay so where they are wrapped."""
-    first, *others = message.splitlines() or [""]
-    if first.endswith("problems with the input:"):  # else the others are addresses and commands
-        others = [f"{line[:2]}{capitalised(line[2:])}" for line in others]
-    lines = [capitalised(first), *others]
-    return shown("problem", lines=[(len(line) - len(line.lstrip()), line.strip()) for line in lines])
+    """A problem line by line; indented lines stay so where they are wrapped."""
+    first, *more = message.splitlines() or [""]
+    lines = [capitalised(first)]
+    for line in more:
+        # The lines of a list of problems begin with a dash; others are addresses and commands.
+        if first.endswith("problems with the input:"):
+            line = f"{line[:2]}{capitalised(line[2:])}"
+        lines.append(line)
+    indents = [len(line) - len(line.lstrip()) for line in lines]
+    return rendered("problem", lines=[*zip(indents, map(str.strip, lines), strict=True)])
 
 
 def _scale(
@@ -294,12 +352,15 @@ def _scale(
     room = 0.4 * (inner[1] - inner[0])  # a tick this near to an end would run into its number
     ticks = [low, *(tick for tick in inner if tick - low > room and high - tick > room), high]
     about = MetricDescription(metric)
-    own = "" if score is None else f"{about.title} of this caption: {number(score)}. "
-    others = ", ".join(f"{label} {number(value)}" for label, value in marks)
-    typical = f" What typical captions get: {others}." if marks else ""
+    spoken = f"The scale goes from {minus(about.range)}, {about.better}."
+    if score is not None:
+        spoken = f"{about.title} of this caption: {number(score)}. {spoken}"
+    if marks:
+        typical = ", ".join(f"{label} {number(value)}" for label, value in marks)
+        spoken += f" What typical captions get: {typical}."
     return {
         "here": None if score is None else at(score),
-        "spoken": f"{own}The scale goes from {minus(about.range)}, {about.better}.{typical}",
+        "spoken": spoken,
         "rows": rows,
         "axis": {at(tick): minus(f"{tick:.3g}") for tick in ticks},
     }

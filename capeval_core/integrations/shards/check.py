@@ -27,11 +27,11 @@ _MOST_NAMED = 1000  # uids that are named where many come twice
 
 @dataclass
 class ShardCheck:
-    """What is wrong with a folder of outputs; nothing if `ok`.
+    """The faults of a folder of outputs; none if `ok`.
 
     signatures: the shards of each. duplicates: the first 1,000 uids that come more than once, how often in
     each shard. repeated: rows beyond the first of each uid, above 1,000 by a hash of 64 bits. damaged: shards
-    that are no whole outputs, and why. foreign: those of them that no run has written, nor will replace.
+    that are not whole outputs, and why. foreign: those of them that no run has written, nor will replace.
     failed: rows without a score by shard. failures: their errors, the first of each kind, and how many rows
     have one of this kind. outside: failed rows whose image is a file outside of its shard. without_scores:
     shards that have rows, and no score. unfinished: files that an interrupted run left.
@@ -52,7 +52,7 @@ class ShardCheck:
 
     @property
     def ok(self) -> bool:
-        """Whether every uid comes once, all signatures are equal, every shard is whole and has a score."""
+        """True if every uid comes once, all signatures are equal, every shard is whole and has a score."""
         return not (len(self.signatures) > 1 or self.repeated or self.damaged or self.without_scores)
 
 
@@ -60,17 +60,17 @@ def check_shards(folder: str | PathLike[str]) -> ShardCheck:
     """Check the outputs of all shards in a folder: every uid once, one signature, every page as written."""
     outputs = outputs_in(folder)
     check = ShardCheck(len(outputs))
-    whole: list[Place] = []
+    intact: list[Place] = []
     failures = FailureCounts()
     for output in outputs:
         try:
-            note = read_note(output, whole=True)
+            note = read_note(output, verify_rows=True)
         except FileError as error:
             check.damaged[output.name] = error.problems[0].found
             if not isinstance(error, DamagedError):
                 check.foreign.append(output.name)
             continue
-        whole.append(output)
+        intact.append(output)
         check.signatures.setdefault(note["signature"], []).append(output.name)
         if note["failed"]:
             check.failed[output.name] = note["failed"]
@@ -80,7 +80,7 @@ def check_shards(folder: str | PathLike[str]) -> ShardCheck:
                 check.without_scores.append(output.name)
         check.rows += note["rows"]
     check.failures = failures.rows
-    check.duplicates, check.repeated = _duplicates(whole)
+    check.duplicates, check.repeated = _duplicates(intact)
     files = files_in(Place.of("folder", folder))
     check.unfinished = [file.name for file in files if file.name.endswith(PARTIAL)]
     return check

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 _VARYING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\d[\d,.]*""")
-"""What differs between errors of one kind: quoted names, and numbers."""
+"""Differences between errors of one kind: quoted names, and numbers."""
 _MOST_KINDS = 50  # that are counted apart: errors of a metric's own code may have any text
 _OTHERS = "other reasons"
 

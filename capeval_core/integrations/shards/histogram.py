@@ -20,7 +20,7 @@ _BINS = 60
 
 @dataclass
 class ScoreHistogram:
-    """How scores are distributed; NaN where there are none.
+    """The distribution of scores; NaN where there are none.
 
     edges, counts: a histogram over the range. quantiles: the score below or at which so large a share of all
     lies, exactly. keep, threshold, kept: the share that is wanted, the score from which on rows are kept for

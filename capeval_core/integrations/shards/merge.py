@@ -29,7 +29,7 @@ def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> in
     table = Place.of("target", target)
     if table.identity.rpartition("/")[0] == outputs[0].parent.identity or not table.name.endswith(".parquet"):
         fix = "name a file elsewhere that ends in .parquet"
-        raise wrong_option("target", table.address, "is one of the shards, or no table by its name", fix)
+        raise wrong_option("target", table.address, "is one of the shards, or not a table by its name", fix)
     if table.filesystem.exists(table.path):
         read_note(table, MERGED_NOTE)  # nothing else is replaced
     note: dict[str, Any] = {"signature": _common_signature(outputs), "shards": len(outputs), "rows": 0}
@@ -53,7 +53,7 @@ def _common_signature(outputs: list[Place]) -> str:
             signature = read_note(output)["signature"]
             signatures.append(signature)
             if signature != signatures[0]:
-                found = f"has the signature {signature!r}, others have {signatures[0]!r}"
-                raise file_error(output.address, found, "merge shards of one signature")
+                problem = f"has the signature {signature!r}, others have {signatures[0]!r}"
+                raise file_error(output.address, problem, "merge shards of one signature")
     problems.raise_if_any()
     return signatures[0]

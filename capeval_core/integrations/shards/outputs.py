@@ -30,8 +30,10 @@ BATCH_ROWS = 65_536
 class DamagedError(FileError):
     """An output is not as it was written."""
 
-    def __init__(self, place: Place, found: str) -> None:
-        super().__init__(Problem(place.address, found, "score its shard again, which replaces it", FileError))
+    def __init__(self, place: Place, problem: str) -> None:
+        super().__init__(
+            Problem(place.address, problem, "score its shard again, which replaces it", FileError)
+        )
 
 
 def outputs_in(folder: str | PathLike[str]) -> list[Place]:
@@ -83,12 +85,13 @@ def opened(place: Place) -> Iterator[pq.ParquetFile]:
             raise DamagedError(place, f"is cut off or damaged ({short_reason(error)})") from error
 
 
-def read_note(place: Place, key: bytes = NOTE, *, whole: bool = False) -> dict[str, Any]:
-    """The note in an output that has its columns; `whole`: and as many rows, every page of which is read."""
+def read_note(place: Place, key: bytes = NOTE, *, verify_rows: bool = False) -> dict[str, Any]:
+    """The note in an output that has its columns; `verify_rows`: and as many rows, all of which are read."""
     with opened(place) as parquet:
         note = _note_in(place, parquet, key)
-        for _ in _batches(place, parquet, note, None) if whole else ():
-            pass
+        if verify_rows:
+            for _ in _batches(place, parquet, note, None):
+                pass
     return note
 
 
@@ -97,8 +100,8 @@ def _note_in(place: Place, parquet: pq.ParquetFile, key: bytes) -> dict[str, Any
     try:
         note = json.loads((parquet.metadata.metadata or {})[key])
     except (KeyError, ValueError) as error:
-        found = "is Parquet of something else, not the scores of a shard"
-        raise file_error(place.address, found, "choose another file") from error
+        problem = "is Parquet of something else, not the scores of a shard"
+        raise file_error(place.address, problem, "choose another file") from error
     if not isinstance(note, dict) or note.pop("digest", None) != _digest(note):
         raise DamagedError(place, "has a damaged note")
     if note.get("schema") != _schema_text(parquet.schema_arrow):

@@ -32,7 +32,7 @@ class Place:
         try:
             return cls(*fsspec.core.url_to_fs(os.fspath(value)))
         except (ImportError, ValueError) as error:  # says which package is to be installed, or what is known
-            raise wrong_option(argument, value, f"is no address that can be opened ({error})") from error
+            raise wrong_option(argument, value, f"is not an address that can be opened ({error})") from error
 
     @property
     def is_local(self) -> bool:
@@ -40,7 +40,7 @@ class Place:
 
     @property
     def address(self) -> str:
-        """What `of` takes, in this and in other processes."""
+        """The address, as `of` takes it in this and in other processes."""
         return self.path if self.is_local else str(self.filesystem.unstrip_protocol(self.path))
 
     @property
@@ -68,19 +68,19 @@ class Place:
             return [Place(self.filesystem, path) for path in sorted(paths)]
 
     def is_folder(self) -> bool:
-        """Whether this is a folder; in an object store, whether something lies below it."""
+        """True for a folder; in an object store, for an address with something below it."""
         with self.reading():
             return bool(self.filesystem.isdir(self.path))
 
     def version(self) -> str:
-        """What changes when the file does: size and time, or the store's tag; '' where it has none."""
+        """The state of the file, size and time or the store's tag, which changes with it; '' if unknown."""
         with self.reading():
             info = self.filesystem.info(self.path)
         if info["type"] != "file":
-            raise file_error(self.address, f"is no regular file ({info['type']})", "pass a file")
+            raise file_error(self.address, f"is not a regular file ({info['type']})", "pass a file")
         names = ("size", "mtime", "ino", "ETag", "etag", "md5Hash")  # what file systems tell of a file
-        known = [f"{name}={info[name]}" for name in names if info.get(name) is not None]
-        return " ".join(known) if len(known) > 1 else ""
+        facts = [f"{name}={info[name]}" for name in names if info.get(name) is not None]
+        return " ".join(facts) if len(facts) > 1 else ""
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -129,7 +129,7 @@ class Place:
 
 
 def reason_of(error: BaseException) -> str:
-    """What is wrong with a file that the message names already."""
+    """The reason of an error about a file that the message names already."""
     return getattr(error, "strerror", None) or short_reason(error)
 
 

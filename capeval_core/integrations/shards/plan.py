@@ -38,8 +38,8 @@ def plan_shards(inputs: Sequence[str], output: str) -> list[PlannedShard]:
                 target = folder.child(stem_of(source.name) + ".parquet")
                 first = source_of.setdefault(target.address, source.address)
                 if first != source.address:
-                    found = f"{first} and {source.address} would both go to {target.name}"
-                    problems.add(Problem("input", found, "give them other names, or run twice"))
+                    problem = f"{first} and {source.address} would both go to {target.name}"
+                    problems.add(Problem("input", problem, "give them other names, or run twice"))
     problems.raise_if_any()
     return [(source_of[target], target) for target in sorted(source_of)]
 
@@ -115,12 +115,12 @@ def images_folder(images: str | PathLike[str]) -> Place:
 
 
 def settings_of(scorer: BatchScorer, columns: Mapping[str, str] | None) -> dict[str, Any]:
-    """What scores depend on beside the shard and its images; it opens the weights."""
+    """Everything that scores depend on besides the shard and its images; it opens the weights."""
     return {"columns": dict(columns or {}), "empty": str(scorer.options.empty), "signature": scorer.signature}
 
 
 def is_same(target: Place, note: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Whether a target is of these settings; FileError if it has scores of others."""
+    """True for a target of these settings; FileError if it has scores of others."""
     differences = []
     for name, value in settings.items():
         # The folder of images counts only where a row has a path in it.
@@ -128,8 +128,8 @@ def is_same(target: Place, note: Mapping[str, Any], settings: Mapping[str, Any])
         if counts and note.get(name) != value:
             differences.append(f"{name}: {note.get(name)!r} there, {value!r} now")
     if differences and note["failed"] < note["rows"]:
-        found = f"holds other scores ({'; '.join(differences)})"
-        raise file_error(target.address, found, "choose another output, or delete it")
+        problem = f"holds other scores ({'; '.join(differences)})"
+        raise file_error(target.address, problem, "choose another output, or delete it")
     return not differences
 
 
@@ -140,7 +140,7 @@ def note_of_target(target: Place) -> dict[str, Any] | None:
     if not exists:
         return None
     try:
-        return read_note(target, whole=True)
+        return read_note(target, verify_rows=True)
     except DamagedError as error:
         warn(f"{target.address} {error.problems[0].found}: it is made again")
         return None
@@ -149,7 +149,7 @@ def note_of_target(target: Place) -> dict[str, Any] | None:
 def refuse_other_scores(
     shards: Sequence[PlannedShard], output: str, settings: Mapping[str, Any], images: str | None
 ) -> int:
-    """How many targets are there; FileError for those of other settings, or of something else."""
+    """The number of existing targets; FileError for those of other settings, or of something else."""
     names = {file.name for file in files_in(Place.of("output", output))}
     written = [shard for shard in shards if shard[1].rpartition("/")[2] in names]
 

@@ -81,26 +81,27 @@ def find_columns(
     present: Sequence[str], needed: Iterable[str], column_of: Mapping[str, str]
 ) -> dict[str, list[str]]:
     """The columns that may hold each of `needed`, best first: the one that a user names, or by name."""
-    return {
-        role: [name for name in present if name == column_of[role]]
-        if role in column_of
-        else columns_named(present, role)
-        for role in needed
-    }
+    columns: dict[str, list[str]] = {}
+    for role in needed:
+        if role in column_of:
+            columns[role] = [name for name in present if name == column_of[role]]
+        else:
+            columns[role] = columns_named(present, role)
+    return columns
 
 
 def column_problems(
     columns: Mapping[str, Sequence[str]], column_of: Mapping[str, str], present: Sequence[str]
 ) -> list[str]:
-    """What is wrong with columns that are missing, and with those that may hold the same text."""
+    """Problems of columns that are missing, and of those that may hold the same text."""
     problems = []
     for role, present_names in columns.items():
         if not present_names and role in column_of:
             close = did_you_mean(column_of[role], present)
             problems.append(f"no column {column_of[role]!r} for {role}{close}")
         elif not present_names and role != "uid":
-            known = ", ".join([*NAMES[role][0][:10], "..."])
-            problems.append(f"no column for {role} (known names: {known})")
+            usual_names = ", ".join([*NAMES[role][0][:10], "..."])
+            problems.append(f"no column for {role} (known names: {usual_names})")
         elif len(present_names) > 1 and role in _TEXTS:
             problems.append(several_columns(role, present_names))
     return problems
@@ -120,7 +121,7 @@ def stem_of(name: str) -> str:
 
 
 class Shard:
-    """A shard on a local disk, whose rows come a window at a time, with images where they lie.
+    """A shard on a local disk, whose rows come a window at a time, with images as they are stored.
 
     used: the names of the columns that were read, by role. unread: those of the first rows that were not.
     looked_up: whether an image was looked up in the folder `images`.
@@ -172,11 +173,11 @@ class Shard:
         # Popped, so that images leave memory with their window.
         return self._windows(chain((first.popleft() for _ in range(len(first))), records), most)
 
-    def refuse(self, found: str, fix: str = "write it again") -> FileError:
-        return file_error(self.source.address, found, fix)
+    def refuse(self, problem: str, fix: str = "write it again") -> FileError:
+        return file_error(self.source.address, problem, fix)
 
     def _problems(self, records: Sequence[Record]) -> list[str]:
-        """What is wrong with the columns of the first rows."""
+        """Problems of the columns of the first rows."""
         problems: list[str] = []
         if self._names:
             columns = self.find(*self._names)
@@ -184,8 +185,8 @@ class Shard:
             addresses = self._addresses(records)
             if addresses and self.visual in missing and self.visual not in self.columns:
                 del missing[self.visual]
-                found = f"no column for {self.visual}, only addresses ({addresses}), which are not fetched"
-                problems.append(found)
+                only = f"only addresses ({addresses}), which are not fetched"
+                problems.append(f"no column for {self.visual}, {only}")
             problems += column_problems(missing, self.columns, self._names)
             if problems:
                 problems[-1] += _dots(records[0])
@@ -261,7 +262,7 @@ class Shard:
             yield self._looked_up(rows)
 
     def _rows(self, record: Record, position: int) -> list[Record]:
-        """What is needed of a record, `uid` and `error`; a row for each caption of a list."""
+        """The rows of a record with the columns that are needed: one for each caption of a list."""
         row = Record()
         missing = []
         for role in ("uid", *self.needed):
@@ -287,7 +288,9 @@ class Shard:
 
     def _looked_up(self, rows: Sequence[Record]) -> dict[str, list[Any]]:
         """Columns of rows; images are paths in their folder, or bytes from a store; addresses stay."""
-        columns = {role: [row[role] for row in rows] for role in ("uid", *self.needed, "error")}
+        columns: dict[str, list[Any]] = {}
+        for role in ("uid", *self.needed, "error"):
+            columns[role] = [row[role] for row in rows]
         columns["outside"] = [False] * len(rows)
         visuals = columns.get(self.visual, [])
         fetched = defaultdict[str, list[int]](list)  # rows by the path in the store
@@ -316,14 +319,14 @@ class Shard:
 
 
 def _dots(record: Record) -> str:
-    """What may be wrong with names in a tar that have more than one dot."""
+    """A hint about names in a tar that have more than one dot."""
     if _KEY in record and any("." in name for name in record):
         return "; names of members are split at their first dot"
     return ""
 
 
 def _is_text(value: Any) -> bool:
-    """Whether a value may be a caption, several captions, or one that is missing."""
+    """True for a value that may be a caption, several captions, or one that is missing."""
     texts = value if isinstance(value, list) else [value]
     return all(isinstance(text, (str, bytes, type(None))) for text in texts)
 
@@ -336,14 +339,14 @@ def _single(value: Any) -> Any:
 
 
 def _content(value: Any) -> Any:
-    """The bytes of an image or video that lies in its shard; None of a path."""
+    """The bytes of an image or video inside its shard; None of a path."""
     visual = _single(value)
     content = visual.get("bytes") if isinstance(visual, Mapping) else visual
     return content if isinstance(content, BYTES) else None
 
 
 def _comparable(role: str, value: Any) -> Any:
-    """What must be equal in all columns of a role; None where a value says nothing of others."""
+    """The content that must be equal in all columns of a role; None where a value has none."""
     if role not in _TEXTS:
         return _content(value)  # paths of one file may differ
     if isinstance(value, list) and len(value) == 1 and role == "caption":
@@ -354,7 +357,7 @@ def _comparable(role: str, value: Any) -> Any:
 
 
 def is_format(name: str) -> bool:
-    """Whether a file is a shard by its name."""
+    """True for a file that is a shard by its name."""
     return name.lower().endswith(tuple(FORMATS))
 
 
@@ -362,12 +365,12 @@ def format_of(source: Place) -> str:
     """The end of a shard's name that says how it is read. Raises FileError."""
     ends = [end for end in FORMATS if source.name.lower().endswith(end)]
     if not ends:
-        raise file_error(source.address, "is no shard by its name", f"one ends in {', '.join(FORMATS)}")
+        raise file_error(source.address, "is not a shard by its name", f"one ends in {', '.join(FORMATS)}")
     return ends[0]
 
 
 def _valid(text: str) -> str:
-    """A text with lone surrogates escaped, such as stand for bytes of a name that are no UTF-8."""
+    """A text with lone surrogates escaped, as in a name whose bytes are not UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -412,7 +415,7 @@ def _json_lines(shard: Shard) -> Iterator[Record]:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
-            error = f"line {number} is no object"
+            error = f"line {number} is not an object"
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError) as reason:
@@ -424,7 +427,7 @@ def _json_lines(shard: Shard) -> Iterator[Record]:
 
 
 def _share_read(shard: Shard, raw: Any) -> Callable[[], float]:
-    """How much of an open file is read."""
+    """The share of an open file that is read."""
     size = shard.path.stat().st_size
 
     def share() -> float:
@@ -474,7 +477,7 @@ Split = Callable[[str], tuple[str, str]]
 
 
 def _split_of(shard: Shard) -> Split:
-    """How names of members are split: as webdataset does, or at the last dot where only that makes rows.
+    """The split of members' names: as webdataset does, or at the last dot where only that makes rows.
 
     Names such as `22.00.jpg` and `22.00.txt` have no extension that is known behind their first dot.
     """
@@ -503,7 +506,7 @@ def _at_first_dot(name: str) -> tuple[str, str]:
 def _at_last_dot(name: str) -> tuple[str, str]:
     folder, slash, file = name.rpartition("/")
     stem, _, extension = file.rpartition(".")
-    # A hidden file, as other systems add them, is no row.
+    # A hidden file, as other systems add them, is not a row.
     return (f"{folder}{slash}{stem}" if stem and file[0] != "." else ""), extension.lower()
 
 
@@ -512,7 +515,7 @@ def _is_needed(extension: str, roles: Iterable[str]) -> bool:
 
 
 def _text(data: bytes) -> str | bytes:
-    """A text without the line's end; the bytes where they are no UTF-8, which the metric refuses."""
+    """A text without the line's end; the bytes where they are not UTF-8, which the metric refuses."""
     try:
         return data.decode("utf-8-sig").strip()
     except UnicodeDecodeError:
@@ -533,4 +536,4 @@ FORMATS: dict[str, Callable[[Shard], Iterator[Record]]] = {
     **dict.fromkeys((".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz"), _tar),
     **dict.fromkeys((".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz"), _json_lines),
 }
-"""How names of shards end, and what reads them."""
+"""Readers of shards by the endings of their names."""

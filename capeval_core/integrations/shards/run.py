@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import tempfile
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -102,7 +102,7 @@ def score_shards(
 
 
 def _outcome_of(task: Any, shard: PlannedShard | None) -> Outcome | None:
-    """What became of a task; None if it was the start of a worker, which has no shard yet."""
+    """The outcome of a task; None if it was the start of a worker, which has no shard yet."""
     import ray
 
     try:
@@ -113,8 +113,8 @@ def _outcome_of(task: Any, shard: PlannedShard | None) -> Outcome | None:
         if shard is None:
             reason = str(error).splitlines()[-1].strip()
             raise OSError(f"workers die as they start: {reason}") from error
-        found = f"{_MAX_CRASHES} workers were killed as they scored this shard, for want of memory perhaps"
-        return FailedShard(shard[0], f"{found}: run the same command again with fewer --workers")
+        problem = f"{_MAX_CRASHES} workers were killed as they scored this shard, for want of memory perhaps"
+        return FailedShard(shard[0], f"{problem}: run the same command again with fewer --workers")
     return None if shard is None else result
 
 
@@ -157,8 +157,8 @@ def _connected(workers: int, gpus: float | None, address: str | None) -> Iterato
             gpus_of_cluster = int(resources().get("GPU", 0))
             gpus_of_worker = _share_of_gpu(workers, gpus_of_cluster) if gpus is None else gpus
             if opens and is_local and gpus_of_worker > gpus_of_cluster:  # no worker would ever start
-                found = f"is too many: there are {gpus_of_cluster} GPUs"
-                raise wrong_option("gpus_per_worker", gpus_of_worker, found, "lower it, or leave it out")
+                problem = f"is too many: there are {gpus_of_cluster} GPUs"
+                raise wrong_option("gpus_per_worker", gpus_of_worker, problem, "lower it, or leave it out")
             yield gpus_of_worker
         finally:
             if opens:
@@ -166,7 +166,7 @@ def _connected(workers: int, gpus: float | None, address: str | None) -> Iterato
 
 
 def _share_of_gpu(workers: int, gpus: int) -> float:
-    """The GPUs of each worker that let all of them run at once; no share lies on two GPUs."""
+    """The GPUs of each worker that let all of them run at once; no worker is on two GPUs."""
     if not gpus:
         return 0.0
     return math.floor(1000 / math.ceil(workers / gpus)) / 1000
@@ -176,16 +176,20 @@ def write_manifest(output: str, results: Sequence[ShardResult], failures: dict[s
     """Write a file about a run: totals, every shard with its counts, and why shards have no scores."""
     of_one_run = ("signature", "skipped", "scored", "traits")
     shards = [asdict(result) for result in sorted(results, key=lambda result: result.target)]
-    totals = {count: sum(shard[count] for shard in shards) for count in ("rows", "failed", "truncated")}
+    totals = Counter[str]()
+    entries = []
+    for shard in shards:
+        totals.update({count: shard[count] for count in ("rows", "failed", "truncated")})
+        entries.append({key: value for key, value in shard.items() if key not in of_one_run})
     failed = FailureCounts()
     for result in results:
         failed.add_all(result.failures)
     content = {
         "capeval": __version__,
         "signature": results[0].signature if results else None,
-        **totals,
+        **{count: totals[count] for count in ("rows", "failed", "truncated")},
         "failures": failed.rows,
-        "shards": [{key: shard[key] for key in shard if key not in of_one_run} for shard in shards],
+        "shards": entries,
         "without_scores": failures,
     }
     with Place.of("output", output).child(name).whole() as partial:

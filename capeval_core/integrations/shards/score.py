@@ -199,7 +199,9 @@ def _scored(
             progress(count)
 
     if missing:
-        batch = {name: [values[position] for position in missing] for name, values in rows.items()}
+        batch = {}
+        for name, values in rows.items():
+            batch[name] = [values[position] for position in missing]
         for name, values in scorer.score_batch(batch, progress=add).items():
             for position, value in zip(missing, values, strict=True):
                 output[name][position] = value

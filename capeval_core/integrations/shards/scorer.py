@@ -23,7 +23,7 @@ Columns = Mapping[str, Sequence[Any]]
 _COLUMN_OF = {"captions": "caption", "images": "image", "videos": "video"}
 """The names of columns, by those of the arguments of a metric."""
 _ROW_END = "\n"
-"""What stands between the number of a row and the place of a problem within it."""
+"""The mark between the number of a row and the place of a problem within it."""
 _IMAGE_BYTES = 32 << 20  # of the cache of a scorer: most images of a collection come once
 _TEXT_BYTES = 8 << 20
 
@@ -80,7 +80,7 @@ class BatchScorer:
 
     @property
     def signature(self) -> str:
-        """Everything that a score depends on beside its row."""
+        """Everything that a score depends on besides its row."""
         return self.metric.signature()
 
     def forget(self) -> None:
@@ -89,7 +89,7 @@ class BatchScorer:
             self._metric.run["cache"] = FeatureCache(_IMAGE_BYTES, text_bytes=_TEXT_BYTES)
 
     def schema(self) -> pa.Schema:
-        """The columns that come out; `parts` has a field per component of the metric, a number or a list."""
+        """The columns of the output; `parts` has a field per component of the metric, a number or a list."""
         empty = self.metric.ROW.empty_table()
         fields = []
         for name, part in parts_of(self.metric.aggregate(empty), empty).items():
