@@ -10,7 +10,7 @@ from tests.support import seams
 from tools.documents import MODULES
 
 DOORS = ("authoring", "cli", "module", "testing")
-ADAPTERS = ("inspect_ai", "lmms_eval", "page", "torchmetrics")
+ADAPTERS = ("inspect_ai", "lmms_eval", "page", "serving", "torchmetrics")
 PUBLIC = {
     "capeval_core",
     *(f"capeval_core.{name}" for name in (*MODULES, *DOORS)),

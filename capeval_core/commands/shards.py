@@ -14,7 +14,7 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from capeval_core.commands import common, terminal
-from capeval_core.errors import counted
+from capeval_core.errors import counted, naming
 from capeval_core.inputs.notes import tell_of_images
 from capeval_core.project import install_command
 from capeval_core.registry import metric_classes
@@ -27,7 +27,7 @@ _MOST_NAMES = 12  # columns that were not read and are named
 
 
 def run(arguments: list[str]) -> int:
-    outputs = {"merge": _merge, "check": _check, "histogram": _histogram}
+    outputs = {"filter": _filter, "merge": _merge, "check": _check, "histogram": _histogram}
     kinds = terminal.kinds_of("shards", "score", *outputs)
     name, arguments_left = terminal.first_named(arguments, "shards", kinds)
     if name == "score":
@@ -332,3 +332,60 @@ def _histogram(flags: argparse.Namespace) -> int:
         print()
     terminal.summary(*rows, *([name, f"{value:.4f}"] for name, value in marks.items()), *best)
     return 0 if histogram.scored else 1
+
+
+_PUBLISHED_COSINES = {"LAION-400M": 0.3, "LAION-5B": 0.28}
+"""Least cosines of CLIP ViT-B/32 that collections of English pairs were filtered by: Schuhmann et al., 2021
+(arXiv:2111.02114) and 2022 (arXiv:2210.08402)."""
+
+
+def _filter(flags: argparse.Namespace) -> int:
+    """Write kept rows, or their uids; 1 where no row is kept."""
+    from capeval_core.integrations.shards import filter_shards, rule_of, write_uids
+    from capeval_core.integrations.shards.outputs import outputs_in
+
+    if (flags.keep is None) == (flags.min is None):
+        raise ValueError("pass either --keep SHARE or --min X: which rows are good enough?")
+    if (flags.output is None) == (flags.uids is None):
+        raise ValueError("pass either --output FOLDER or --uids FILE: what is written?")
+    with naming({"least": "min"}, flags=True):
+        rule = rule_of(flags.folder, keep=flags.keep, least=flags.min, part=flags.part)
+    threshold = f"{rule.name} >= {rule.least:.6g}"
+    if flags.uids is not None:
+        kept = write_uids(flags.folder, flags.uids, rule)
+        terminal.summary(["kept", f"{kept:,} uids"], ["rule", threshold], ["uids", flags.uids])
+        return 0 if kept else 1
+    with (
+        terminal.interruptible("kept shards stay: run the same command again to resume"),
+        tqdm(total=len(outputs_in(flags.folder)), unit="shard", disable=None) as bar,
+    ):
+        counts = filter_shards(flags.folder, flags.output, rule, progress=bar.update)
+    share = counts.kept / counts.rows if counts.rows else 0.0
+    extent = counted(counts.shards, "shard")
+    if counts.skipped:
+        extent += f" ({counts.skipped:,} finished before)"
+    terminal.summary(
+        ["shards", extent],
+        ["kept", f"{counts.kept:,} of {counts.rows:,} rows, {share:.2%}"],
+        ["left out", f"{counts.below:,} below, {counts.failed:,} without a score"],
+        ["records", f"{counts.records_kept:,} of {counts.records:,}"],
+        ["rule", threshold],
+        *_published_rules(flags.folder),
+    )
+    reasons = [f"{counted(rows, 'row')}: {error}" for error, rows in counts.failures.rows.items()]
+    common.tell_first("why rows have no score:", reasons)
+    return 0 if counts.kept else 1
+
+
+def _published_rules(folder: str) -> list[list[str]]:
+    """What published thresholds of cosines would keep here, if the scores have cosines."""
+    from capeval_core.integrations.shards.filter import Rule, cosine_factor, share_above
+
+    factor = cosine_factor(folder)
+    rows = []
+    for collection, cosine in _PUBLISHED_COSINES.items() if factor else ():
+        share = share_above(folder, Rule(cosine, "cosine"))
+        rows.append(
+            [collection, f"cosine >= {cosine:g} (score >= {cosine * factor:.4g}) would keep {share:.2%}"]
+        )
+    return rows

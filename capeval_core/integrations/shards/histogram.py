@@ -9,6 +9,7 @@ from os import PathLike
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from capeval_core.errors import wrong_option
@@ -40,16 +41,24 @@ class ScoreHistogram:
     kept: int = 0
 
 
-def score_histogram(folder: str | PathLike[str], *, keep: float | None = None) -> ScoreHistogram:
+def score_histogram(
+    folder: str | PathLike[str], *, keep: float | None = None, part: str | None = None
+) -> ScoreHistogram:
     """The distribution of the scores of all shards in a folder, partitioned on disk (8 bytes each).
 
-    keep: a share between 0 and 1, such as 0.3: rows with `score >= threshold` are the best 30%.
+    keep: a share between 0 and 1, such as 0.3: rows with `score >= threshold` are the best 30%. part: the
+    name of a part of the scores, such as `cosine`, that is looked at instead.
     """
+
+    def numbers(column: pa.Array) -> pa.Array:
+        return (column if part is None else part_of(column, part)).drop_null()
+
     if keep is not None and not (isinstance(keep, (int, float)) and 0 < keep <= 1):
         raise wrong_option("keep", keep, "", "expected a share above 0, at most 1, such as 0.3")
     outputs = outputs_in(folder)
     failed = sum(read_note(output)["failed"] for output in outputs)
-    with numbers_on_disk(outputs, "score", pa.Array.drop_null, np.float64) as scores:
+    column = "score" if part is None else "parts"
+    with numbers_on_disk(outputs, column, numbers, np.float64) as scores:
         counts, edges = np.histogram(scores, _BINS)
         histogram = ScoreHistogram(len(scores), failed, edges, counts, keep)
         if len(scores):
@@ -70,3 +79,12 @@ def _add_quantiles(histogram: ScoreHistogram, scores: NDArray[np.float64], keep:
     if keep is not None:
         histogram.threshold = float(scores[best])
         histogram.kept = int(np.histogram(scores, [histogram.threshold, histogram.most])[0][0])
+
+
+def part_of(parts: pa.Array, part: str) -> pa.Array:
+    """A part of scores, of their column `parts`. Raises ValueError where there is no such part."""
+    known = [field.name for field in parts.type] if pa.types.is_struct(parts.type) else []
+    if part not in known:
+        fix = f"there are {', '.join(known)}" if known else "these scores have none: leave it out"
+        raise wrong_option("part", part, "is not a part of these scores", fix)
+    return pc.struct_field(parts, part)

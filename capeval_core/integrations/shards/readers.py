@@ -239,6 +239,11 @@ class Shard:
                 problems.append(several_columns(role, columns))
         return problems
 
+    def uids(self) -> Iterator[list[str]]:
+        """The uids of the rows of each record, several where it has several captions."""
+        for position, record in enumerate(self._records()):
+            yield [row["uid"] for row in self._rows(record, position)]
+
     def _records(self) -> Iterator[Record]:
         with self.source.reading():
             for record in FORMATS[format_of(self.source)](self):
@@ -438,7 +443,7 @@ def _share_read(shard: Shard, raw: Any) -> Callable[[], float]:
 
 def _tar(shard: Shard) -> Iterator[Record]:
     """Members that are equal up to a dot are a row; extensions and fields of `.json` are columns."""
-    split = _split_of(shard)
+    split = split_of(shard)
     column_of = shard.columns
     used = {_JSON, *column_of.values()}
     texts = {_JSON, column_of.get("caption")}
@@ -448,7 +453,7 @@ def _tar(shard: Shard) -> Iterator[Record]:
         while (member := tar.next()) is not None:
             tar.members = []  # type: ignore[attr-defined]  # tarfile keeps a list of all
             key, extension = split(member.name)
-            if not member.isfile() or not key or not extension:
+            if not is_in_record(member, key, extension):
                 continue
             if record and (key != record[_KEY] or extension in record):
                 yield _with_fields(record)
@@ -472,11 +477,16 @@ def _tar(shard: Shard) -> Iterator[Record]:
             yield _with_fields(record)
 
 
+def is_in_record(member: tarfile.TarInfo, key: str, extension: str) -> bool:
+    """Whether a member, whose name is split like this, belongs to a row."""
+    return member.isfile() and bool(key) and bool(extension)
+
+
 Split = Callable[[str], tuple[str, str]]
 """The key and the extension of a member's name."""
 
 
-def _split_of(shard: Shard) -> Split:
+def split_of(shard: Shard) -> Split:
     """The split of members' names: as webdataset does, or at the last dot where only that makes rows.
 
     Names such as `22.00.jpg` and `22.00.txt` have no extension that is known behind their first dot.
