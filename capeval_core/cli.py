@@ -58,11 +58,12 @@ def _show(message: Warning | str, category: type[Warning]) -> None:
 
 def _run(arguments: list[str]) -> int:
     try:
-        name, rest = first_named(arguments or ["--help"], "", COMMANDS)
-        slow = (rest or name == "demo") and name != "list" and not {"-h", "--help"} & set(rest)
+        name, flags = first_named(arguments or ["--help"], "", COMMANDS)
+        shows_help = not {"-h", "--help"}.isdisjoint(flags) or (not flags and name != "demo")
+        slow = name != "list" and not shows_help
         if slow and sys.stderr.isatty():
             complain("loading ...")  # imports may take seconds
-        status: int = import_module(f"capeval_core.commands.{name}").run(rest)
+        status: int = import_module(f"capeval_core.commands.{name}").run(flags)
         return status
     except SystemExit as stop:  # argparse's own way out: help, version, wrong arguments
         return int(stop.code or 0) if arguments else BAD_INPUT
