@@ -127,7 +127,7 @@ class Scorer:
         self.medium = self.metric.media[0] if self.metric.media else None
         self.asks = f"What the {self.medium or 'image'} shows"
         if weights is not None:
-            self.metric.Options(weights=weights).check(self.metric)
+            self.metric.check_options(self.metric.Options(weights=weights))
         entry, tiny = self.metric.default_weights, self.metric.tiny
         published = entry.name if entry else NO_WEIGHTS
         self.first = published if weights is None else os.fspath(weights)
