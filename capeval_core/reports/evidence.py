@@ -193,6 +193,11 @@ def marked(evidence: Mapping[str, Any]) -> list[tuple[str, bool]]:
     return [*pieces, (caption[end:], False)]
 
 
+def unmentioned(evidence: Mapping[str, Any]) -> list[int]:
+    """The regions that no phrase mentions."""
+    return [index for index, note in enumerate(evidence["regions"]) if note["unmentioned"]]
+
+
 # boxes: UMIC
 
 

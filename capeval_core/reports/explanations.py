@@ -16,7 +16,7 @@ from PIL import Image
 from capeval_core.errors import minus
 from capeval_core.regions.features import THRESHOLD
 from capeval_core.reports import figures
-from capeval_core.reports.evidence import best_frames, confident, is_word, marked
+from capeval_core.reports.evidence import best_frames, confident, is_word, marked, unmentioned
 
 STYLE = Path(__file__).with_name("explanations.css")
 """Style of signs and marks; the page that holds explanations defines the colours."""
@@ -67,7 +67,7 @@ def template(name: str) -> Any:
     loader = PackageLoader("capeval_core.reports")
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.tests |= {"readable": is_word, "finite": math.isfinite}
-    helpers = (number, minus, best_frames, confident, marked, panels, parts)
+    helpers = (number, minus, best_frames, confident, marked, panels, parts, unmentioned)
     environment.globals |= {helper.__name__: helper for helper in helpers}
     environment.globals |= {"figures": figures, "threshold": THRESHOLD, "digits": DIGITS}
     environment.globals["count"] = "{:,}".format
