@@ -36,7 +36,7 @@ _STAGES = {
     "parts": "another formula",
     "score": "another formula",
 }
-"""The stages in order, and what a first difference there most likely means."""
+"""The stages in order, and the likely reason of a first difference there."""
 _NUMBERS = ("features", "parts", "score")
 _SHARE = 1e-3  # of a score's difference, which a difference of features explains
 
@@ -56,15 +56,12 @@ def bundle_of(result: Result, ids: Any = None, *, texts: bool = False) -> dict[s
     stages = _stages(metric, samples, rows)
     stages["parts"] = [f"{_sum_of(numbers):.9g}" for numbers in _parts(result)]
     stages["score"] = [f"{score:.9g}" for score in result.scores]
-    described = metric.Options.describe().items()
-    names = {name for name, one in described if one.sign or one.encodes} | {"weights", "regions", "phrases"}
-    options = {name: own for name, own in vars(metric.options).items() if name in names}
     versions = {name: version(name) for name in ("numpy", "pillow", "torch", "tokenizers")}
     return {
         "format": _FORMAT,
         "metric": metric.name,
         "media": metric.variant,
-        "options": {name: own for name, own in options.items() if isinstance(own, (str, int, float))},
+        "options": _options(metric),
         "signature": result.signature,
         "models": {name: model.fingerprint for name, model in metric.models.items()},
         "versions": {**versions, "libjpeg": features.version("jpg"), "Python": platform.python_version()},
@@ -75,32 +72,63 @@ def bundle_of(result: Result, ids: Any = None, *, texts: bool = False) -> dict[s
     }
 
 
+def _options(metric: Any) -> dict[str, str | int | float]:
+    """The options of a metric that move its scores, as far as JSON can hold them."""
+    names = {"weights", "regions", "phrases"}
+    for name, description in metric.Options.describe().items():
+        if description.sign or description.encodes:
+            names.add(name)
+    values = {name: value for name, value in vars(metric.options).items() if name in names}
+    return {name: value for name, value in values.items() if isinstance(value, (str, int, float))}
+
+
 def _stages(metric: Any, samples: Samples, rows: pa.Table) -> dict[str, list[str]]:
+    """The lines of the stages before the score: a digest of each caption's texts, image and token ids."""
     references = samples.references or [[]] * len(samples)
-    texts = [[caption, *own] for caption, own in zip(samples.captions, references, strict=True)]
-    found = {"caption": list(map(_digest, samples.captions))}
-    found["references"] = [_digest(*own) for own in references]
+    stages = {"caption": list(map(_digest, samples.captions))}
+    stages["references"] = [_digest(*row_references) for row_references in references]
+    texts = []
+    for caption, row_references in zip(samples.captions, references, strict=True):
+        texts.append([caption, *row_references])
     if not metric.media:
-        found["tokens"] = [_digest(*(word for text in own for word in shared_words(text))) for own in texts]
+        stages["tokens"] = list(map(_digest_of_words, texts))
     else:
-        images = {image.source: [*map(_digest, _contents(metric, image))] for image in samples.images}
-        columns = zip(*(images[image.source] for image in samples.images), strict=False)
-        found |= zip(("image", "pixels", "resized"), map(list, columns), strict=False)
+        digests: dict[Any, list[str]] = {}
+        for image in samples.images:  # rows of one image share a source
+            if image.source not in digests:
+                digests[image.source] = list(map(_digest, _contents(metric, image)))
+        columns = zip(*(digests[image.source] for image in samples.images), strict=False)
+        stages |= zip(("image", "pixels", "resized"), map(list, columns), strict=False)
         if hasattr(metric.encoder, "tokenizer"):
-            prompt, encode = getattr(metric.options, "prompt", ""), metric.encoder.tokenizer.encode
-            found["tokens"] = [_digest(str(encode([f"{prompt}{text}" for text in own]).ids)) for own in texts]
-    found["features"] = [f"{_sum_of(numbers):.9g}" for numbers in _features(rows)]
-    return found
+            prompt = getattr(metric.options, "prompt", "")
+            stages["tokens"] = []
+            for texts_of_row in texts:
+                tokens = metric.encoder.tokenizer.encode([f"{prompt}{text}" for text in texts_of_row])
+                stages["tokens"].append(_digest(str(tokens.ids)))
+    stages["features"] = [f"{_sum_of(numbers):.9g}" for numbers in _features(rows)]
+    return stages
+
+
+def _digest_of_words(texts: list[str]) -> str:
+    words: list[str] = []
+    for text in texts:
+        words += shared_words(text)
+    return _digest(*words)
 
 
 def _features(rows: pa.Table) -> list[list[float]]:
     """All numbers of each row."""
-    return [[*_numbers([*row.values()])] for row in rows.drop_columns(["index", "group"]).to_pylist()]
+    table = rows.drop_columns(["index", "group"])
+    return [list(_numbers(list(row.values()))) for row in table.to_pylist()]
 
 
 def _parts(result: Result) -> list[list[float]]:
     """All numbers of the parts of each score."""
-    return [[*_numbers([part[row] for part in result.parts.values()])] for row in range(len(result))]
+    rows = []
+    for row in range(len(result)):
+        values = [part[row] for part in result.parts.values()]
+        rows.append(list(_numbers(values)))
+    return rows
 
 
 def _sum_of(numbers: list[float]) -> float:
@@ -109,7 +137,7 @@ def _sum_of(numbers: list[float]) -> float:
 
 
 def _contents(metric: Any, image: Any) -> Iterator[str | bytes]:
-    """An image's file, its pixels, and what the encoder takes of them."""
+    """The file of an image, its pixels, and those that the encoder reads."""
     try:
         yield image.key
         if image.medium == "image":
@@ -124,8 +152,8 @@ def _contents(metric: Any, image: Any) -> Iterator[str | bytes]:
 def _numbers(value: Any) -> Iterator[float]:
     """All numbers in lists of lists."""
     if isinstance(value, list):
-        for one in value:
-            yield from _numbers(one)
+        for item in value:
+            yield from _numbers(item)
     elif isinstance(value, (int, float)):
         yield float(value)
 
@@ -136,7 +164,7 @@ def _digest(*parts: str | bytes) -> str:
 
 
 class Replay(NamedTuple):
-    """How a replay went.
+    """The outcome of a replay.
 
     equal: whether the inputs, the parts and the scores of all captions are equal, numbers to the rounding of
     their arithmetic. equal_scores: whether at least all scores are, as they may be of other inputs. stages:
@@ -174,41 +202,62 @@ def replay(
     ids = [str(row) for row in range(len(samples))] if ids is None else ids
     result = replace(metric.combine(rows), source=(metric, samples, rows))
     here = bundle_of(result, ids)
-    ours, theirs = _table(here), _table(bundle)
+    ours = _table(here)
     ours["row"] = range(len(ours))
+    theirs = _table(bundle)
     both = ours.merge(theirs, left_index=True, right_index=True, suffixes=("", " there"))
-    if metric.options.__dict__.get("dtype") == bundle["options"].get("dtype"):
-        dtype = str(bundle["options"].get("dtype", "float32"))
-    else:
-        dtype = "float32"  # another dtype is a difference that is to be named
-    rounded = OF_FORMULAS * rounding(getattr(getattr(metric, "encoder", None), "model", None), dtype)
+    rounded = OF_FORMULAS * rounding(_network(metric), _shared_dtype(metric, bundle))
     names = [name for name in _STAGES if f"{name} there" in both]
     equal = {name: both[name] == both[f"{name} there"] for name in names}
     lengths = {"features": _lengths(_features(rows)), "parts": _lengths(_parts(result))}
     lengths["score"] = np.abs(np.asarray(result.scores))
-    difference = dict[str, Any]()
-    for name in (name for name in names if name in _NUMBERS):
-        difference[name] = (both[name].astype(float) - both[f"{name} there"].astype(float)).abs()
-        equal[name] |= difference[name] <= rounded * np.fmax(lengths[name][both["row"]], 1)
+    difference: dict[str, Any] = {}
+    for name in names:
+        if name in _NUMBERS:
+            difference[name] = (both[name].astype(float) - both[f"{name} there"].astype(float)).abs()
+            equal[name] |= difference[name] <= rounded * np.fmax(lengths[name][both["row"]], 1)
     equal["features"] |= difference["features"] <= _SHARE * difference["score"]
     if "pixels" in equal:
         equal["image"] |= equal["pixels"]  # the same picture in another file does no harm
-    equal_scores, stages = bool(equal["score"].all()), dict[str, list[int]]()
-    differs = both["row"] >= 0
-    for name in equal:
-        first = differs & ~equal[name]
-        if first.any():
-            stages[name] = sorted(both["row"][first].tolist())
-        differs &= equal[name]
-    lost, count = len(ours) + len(theirs) - 2 * len(both), int((~equal["score"]).sum())
-    lines = [_summary(len(both), count, sum(map(len, stages.values())), rounded)]
+    stages = _first_differences(both, equal)
+    equal_scores = bool(equal["score"].all())
+    unequal_count = int((~equal["score"]).sum())
+    lines = [_summary(len(both), unequal_count, sum(map(len, stages.values())), rounded)]
+    lost = len(ours) + len(theirs) - 2 * len(both)
     if lost:
         lines.append(f"{lost:,} captions are in one of both alone")
-    for name, found in stages.items():
-        listed = ", ".join(ids[row] for row in found[:3]) + ", ..." * (len(found) > 3)
-        lines.append(f"{name} of {len(found):,} ({listed}): {_reason(name, bundle, here)}")
+    for name, differing in stages.items():
+        listed = ", ".join(ids[row] for row in differing[:3])
+        if len(differing) > 3:
+            listed += ", ..."
+        lines.append(f"{name} of {len(differing):,} ({listed}): {_reason(name, bundle, here)}")
     equal_scores = equal_scores and not lost
     return Replay(equal_scores and not stages, equal_scores, stages, "\n  ".join(lines))
+
+
+def _network(metric: Any) -> Any:
+    """The network of a metric; None for one of texts alone."""
+    return getattr(getattr(metric, "encoder", None), "model", None)
+
+
+def _shared_dtype(metric: Any, bundle: Mapping[str, Any]) -> str:
+    """The dtype of both sides; float32 where they differ, which is a difference that is to be named."""
+    dtype = bundle["options"].get("dtype")
+    if vars(metric.options).get("dtype") != dtype:
+        return "float32"
+    return str(bundle["options"].get("dtype", "float32"))
+
+
+def _first_differences(both: Any, equal: Mapping[str, Any]) -> dict[str, list[int]]:
+    """The rows that differ first at each stage: those that are equal at all stages before it."""
+    stages: dict[str, list[int]] = {}
+    equal_so_far = both["row"] >= 0
+    for name, is_equal in equal.items():
+        first = equal_so_far & ~is_equal
+        if first.any():
+            stages[name] = sorted(both["row"][first].tolist())
+        equal_so_far &= is_equal
+    return stages
 
 
 def _lengths(rows: list[list[float]]) -> Any:
