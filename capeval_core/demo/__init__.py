@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
-KINDS = {"good": "good", "subtly wrong": "subtly_wrong", "unrelated": "unrelated"}  # best first; fields
+KINDS = {"good": "good", "subtly wrong": "subtly_wrong", "unrelated": "unrelated"}
+"""Kinds of captions, best first, and the field of `DemoItem` that has each."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,13 @@ def demo_set() -> list[DemoItem]:
 
 
 def _items(name: str) -> list[DemoItem]:
-    items = json.loads((FOLDER / name).read_text(encoding="utf-8"))["items"]
-    return [
-        DemoItem(**{**item, "image": FOLDER / item["image"], "references": tuple(item["references"])})
-        for item in items
-    ]
+    """The items of a file of the demo."""
+    items = []
+    for item in json.loads((FOLDER / name).read_text(encoding="utf-8"))["items"]:
+        item["image"] = FOLDER / item["image"]
+        item["references"] = tuple(item["references"])
+        items.append(DemoItem(**item))
+    return items
 
 
 def demo_of(metric: Any) -> list[DemoItem]:
@@ -62,9 +65,12 @@ def score_kinds(metric: Any, items: Sequence[DemoItem]) -> dict[str, Any]:
     from capeval_core.inputs.samples import argument_of
 
     argument = argument_of(metric.media)
-    about: dict[str, Any] = {} if argument is None else {argument: [item.image for item in items]}
+    visuals: dict[str, Any] = {}
+    if argument is not None:
+        visuals[argument] = [item.image for item in items]
     references = [item.references for item in items] if metric.needs_references else None
-    return {
-        kind: metric.score([getattr(item, field) for item in items], references=references, **about)
-        for kind, field in KINDS.items()
-    }
+    results = {}
+    for kind, field in KINDS.items():
+        captions = [getattr(item, field) for item in items]
+        results[kind] = metric.score(captions, references=references, **visuals)
+    return results
