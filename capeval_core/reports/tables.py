@@ -156,31 +156,31 @@ class Systems:
         """A score, or a difference of scores, times 100 where readers want that."""
         return 100 * value if self.times_100 else value
 
-    def decimals(self, usual: int) -> int:
-        """Decimals of scores: as readers want, else `usual` ones of scores that are not times 100."""
+    def decimals(self, default: int) -> int:
+        """Decimals of scores: as readers want, else `default`, of scores that are not times 100."""
         if self.digits is not None:
             return self.digits
-        return max(usual - 2, 0) if self.times_100 else usual
+        return max(default - 2, 0) if self.times_100 else default
 
-    def number(self, value: float, usual: int = 4) -> str:
+    def number(self, value: float, default: int = 4) -> str:
         """A score for readers; "n/a" where there is none."""
-        return f"{self.scaled(value):.{self.decimals(usual)}f}" if math.isfinite(value) else "n/a"
+        return f"{self.scaled(value):.{self.decimals(default)}f}" if math.isfinite(value) else "n/a"
 
     def for_page(self, value: float) -> str:
         """A score on a page."""
         return number(self.scaled(value), self.decimals(DIGITS))
 
-    def best(self, column: Any, usual: int = 4) -> list[str]:
+    def best(self, column: Any, default: int = 4) -> list[str]:
         """The systems with the best mean of several; more than one where they tie in the digits shown."""
         results = {system.name: system.cells[column.name].result for system in self.systems}
         means = {name: result.mean for name, result in results.items() if math.isfinite(result.mean)}
         if len(means) < 2:
             return []
         best_mean = max(means.values()) if column.higher_is_better else min(means.values())
-        as_shown = self.number(best_mean, usual)
+        as_shown = self.number(best_mean, default)
         best = []
         for name, mean in means.items():
-            if self.number(mean, usual) == as_shown and results[name].lack is None:
+            if self.number(mean, default) == as_shown and results[name].lack is None:
                 best.append(name)
         return best
 

@@ -260,7 +260,8 @@ def store_of(spec: Any) -> BoxFeatureStore | None:
         return None
     path = expanded_path(spec)
     try:
-        exists, is_weights = path.exists(), (path / CONFIG).exists()
+        exists = path.exists()
+        is_weights = (path / CONFIG).exists()
     except OSError as error:  # too long a name
         raise wrong_option(
             "regions", str(spec)[:200], f"is not a path ({error.strerror})", _EXPECTED

@@ -64,10 +64,12 @@ def image_text_terms(rows: pa.Table, w: float, include_whole_image: bool) -> dic
     phrases = Ragged.of(rows["phrase_maxima"])
     regions = Ragged.of(rows["region_maxima"])
     n = regions.lengths
+    # Without any region, each phrase and the recall have the whole image as the only one.
     with_whole = (n == 0) | include_whole_image
     phrase_maxima = np.where((n == 0)[phrases.owner], whole_image.values, phrases.values)
     if include_whole_image:
         phrase_maxima = np.maximum(phrase_maxima, whole_image.values)
+    # The whole image's own recall is the best cosine of any phrase with it.
     region_sum = regions.sum() + np.where(with_whole, whole_image.max(), 0)
     precision = compatibility(Ragged(phrase_maxima, phrases.lengths).mean(), w)
     recall = compatibility(region_sum / (n + with_whole), w)
@@ -224,7 +226,7 @@ class HiceS(CaptionMetric):
             texts = Texts(window, with_references=self.needs_references)
             captions = self.encode_texts(window.captions)
             references = self.encode_texts(texts.all[len(window) :])
-            encoded = [*captions, *references]
+            encoded = [*captions, *references]  # in the order of `Texts.all`
             features = np.stack([text.feature for text in encoded])
             truncated = [text.truncated for text in encoded]
             for part, images in self.encode_images(window):
@@ -359,10 +361,8 @@ class RefHiceS(HiceS):
         for explanation, references in zip(explained.values(), samples.references or [], strict=True):
             compared = []
             for reference in references:
-                global_term, local_term, chosen = next(notes)
-                compared.append(
-                    {"reference": reference, "gttc": global_term, "lttc": local_term, "chosen": chosen}
-                )
+                note = dict(zip(("gttc", "lttc", "chosen"), next(notes), strict=True))
+                compared.append({"reference": reference, **note})
             explanation["compared"] = compared
         return explained
 
@@ -441,5 +441,5 @@ def _counts(rows: pa.Table) -> dict[str, Doubles]:
         "regions_dropped": rows["regions_dropped"],
         "without_phrases": rows["without_phrases"],
     }
-    failed = rows["cosine"].is_null().to_numpy()
+    failed = rows["cosine"].is_null().to_numpy()  # a count of 0 would say that there was an image
     return {name: np.where(failed, np.nan, count.to_numpy()) for name, count in counts.items()}

@@ -93,6 +93,7 @@ class CaptionPools:
             for grams, documents in zip(self.grams, frequencies.of_block(self.block), strict=True):
                 idf = np.log(frequencies.documents) - np.log(np.maximum(documents[grams.start], 1.0))
                 weight = grams.count * idf[grams.gram]
+                # Norms are inverted once, here: each is a factor of many cosines.
                 norm = np.sqrt(sums_by(grams.caption, weight**2, len(self.block.pool)))
                 levels.append(WeightedNgrams(grams, weight, reciprocal(norm)))
             self._weighted[frequencies] = levels
@@ -233,6 +234,7 @@ class Bleu(NgramMetric):
             clipped = np.bincount(grams.pool_of_gram(block), np.minimum(count, most), len(captions))
             matches.append(clipped.astype(np.int32))
         length = block.lengths[captions]
+        # A caption of m words has m - n + 1 n-grams, and none where it is shorter than n.
         totals = np.maximum(length[:, None] - np.arange(LONGEST), 0)
         row = block.pool[pools.is_reference]
         of_references = block.lengths[pools.is_reference]
@@ -372,7 +374,8 @@ class Cider(NgramMetric):
     fingerprint is in the signature.
     """
 
-    corpus_texts, statistics = "references", DocumentFrequencies
+    corpus_texts = "references"
+    statistics = DocumentFrequencies
     clipped: ClassVar[bool] = False
     Options: ClassVar[type[CommonOptions]] = NgramCorpusOptions
     ROW = row_schema(

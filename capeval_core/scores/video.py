@@ -146,7 +146,8 @@ class VideoPacS(CaptionMetric):
     media = ("video",)
     languages = ("English",)
     plots = True
-    corpus_texts, statistics = "captions", TokenIdf
+    corpus_texts = "captions"
+    statistics = TokenIdf
     Options: ClassVar[type[CommonOptions]] = VideoOptions
     ROW = row_schema(
         COVERAGE,
@@ -371,11 +372,12 @@ def _text_feature(tokens: Floats) -> Floats:
     return np.asarray(tokens[-1])
 
 
-def matched(pairs: Sequence[Pair], whole: Callable[[Floats], Floats]) -> pa.Table:
+def matched(pairs: Sequence[Pair], feature_of: Callable[[Floats], Floats]) -> pa.Table:
     """Pairs of a caption's words with frames, or with a reference's words, matched; equal pairs run once.
 
     Each x row's best cosine over the y rows, the other way round, and their mean; and the cosine of both
-    sides as a `whole`. NaN where the features of one side are not all finite numbers.
+    sides as a whole, where `feature_of` gives that of y. NaN where the features of one side are not all
+    finite numbers.
     """
     from capeval_core.matching.greedy import match_arrays
 
@@ -390,6 +392,7 @@ def matched(pairs: Sequence[Pair], whole: Callable[[Floats], Floats]) -> pa.Tabl
     x_of_pair, y_of_pair = np.array([*place], dtype=np.int64).T
     x_rows, x_is_finite = _finite(x.values())
     y_rows, y_is_finite = _finite(y.values())
+    # Zeros in place of features that are not finite: they spoil no other pair, and are NaN below.
     matches = match_arrays(x_rows, y_rows, x_of_pair=x_of_pair, y_of_pair=y_of_pair)
     is_finite = x_is_finite[x_of_pair] & y_is_finite[y_of_pair]
 
@@ -398,7 +401,7 @@ def matched(pairs: Sequence[Pair], whole: Callable[[Floats], Floats]) -> pa.Tabl
         return lists(np.where(np.repeat(is_finite, lengths), values.numpy(), np.float32(np.nan)), lengths)
 
     x_features = np.stack([_text_feature(rows) for rows in x.values()])
-    y_features = np.stack([whole(rows) for rows in y.values()])
+    y_features = np.stack([feature_of(rows) for rows in y.values()])
     columns = {
         "x_maxima": maxima(matches.x_maxima, x_rows, x_of_pair),
         "y_maxima": maxima(matches.y_maxima, y_rows, y_of_pair),

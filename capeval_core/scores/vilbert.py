@@ -96,7 +96,8 @@ class VilbertScore(RegionMetric):
 
     needs_references = True
     default_regions = X152_VG
-    corpus_texts, statistics = "references", TokenIdf
+    corpus_texts = "references"
+    statistics = TokenIdf
     Options: ClassVar[type[CommonOptions]] = VilbertOptions
     ROW = row_schema(
         column("caption_maxima", NESTED, "per reference, each caption word's best cosine; null if failed"),
@@ -159,7 +160,9 @@ class VilbertScore(RegionMetric):
         for caption, references in zip(window.captions, window.references or [], strict=True):
             texts.append([caption, *references])
         distinct = [boxes[rows[0]] for rows in sharing]
-        texts_of_images = [[text for row in rows for text in texts[row]] for rows in sharing]
+        texts_of_images = []
+        for rows in sharing:
+            texts_of_images.append([text for row in rows for text in texts[row]])
         images = self.encoder.token_features(distinct, texts_of_images, layer=self.options.layer, **self.run)
         encoded: dict[int, EncodedRow] = {}
         for rows, image in zip(sharing, images, strict=True):

@@ -122,7 +122,8 @@ def _badly_formatted(captions: Sequence[str], survivors: Sequence[int], rules: R
 
 def _worse_half(itm: Sequence[float], survivors: Sequence[int], rules: Rules) -> dict[int, str]:
     """The survivors that the ITM filter drops, with reasons: those not in the better half."""
-    ranked = [survivors[place] for place in _best_first([itm[position] for position in survivors])]
+    probabilities = [itm[position] for position in survivors]
+    ranked = [survivors[place] for place in _best_first(probabilities)]
     half = len(survivors) // 2
     if rules.half == "up":
         half = (len(survivors) + 1) // 2
@@ -236,6 +237,7 @@ class Ranking:
             valued = np.flatnonzero(np.isfinite(values.reshape(len(values), -1)).all(axis=1)).tolist()
             last = {self._texts[row]: row for row in valued}
             counted[valued] = [last[self._texts[row]] for row in valued]
+        # A text counts once in mean and deviation; its copies get its z-score.
         once = values.copy()
         once[counted != np.arange(len(values))] = np.nan
         return standardise(once)[counted]
@@ -332,11 +334,12 @@ class Ranking:
     def _doubt(self, image: int) -> str:
         """The choice of an image next to the caption that BLIP-2 prefers."""
         start = self.pools[image].start
-        chosen = self.rows[image]
+        chosen_row = self.rows[image]
         best = self._best_itm[image]
         reason = self.dropped[best]
         why = f"dropped: {reason}" if reason else "its total is lower"
         return (
-            f"{at('captions', (image, chosen - start))} is chosen with an ITM of {self.itm[chosen]:.3f}, "
-            f"{at('captions', (image, best - start))} has {self.itm[best]:.3f} ({why})"
+            f"{at('captions', (image, chosen_row - start))} is chosen with an ITM of "
+            f"{self.itm[chosen_row]:.3f}, {at('captions', (image, best - start))} has {self.itm[best]:.3f} "
+            f"({why})"
         )
