@@ -175,7 +175,7 @@ def card(name: str, namespace: str) -> Publication:
 def metric_card(name: str, package: str | None = None) -> str:
     """The card of a metric, which pip installs as `package`; in a checkout as `.`."""
     text = (Path(module_path(name)) / CARD).read_text(encoding="utf-8")
-    _, short, text = text.split("\n\n", 2)
+    _, short, text = text.split("\n\n", 2)  # after the title a paragraph for lists of metrics
     body, _, licence = text.partition("\n## Licence\n")
     metric = metric_class(name)
     values = {
@@ -192,7 +192,7 @@ def metric_card(name: str, package: str | None = None) -> str:
 def weights_card(name: str) -> str:
     """The card of weights: the lines of its file, with those of the catalogue and of all cards."""
     text = (shipped("hub_cards", "hub_cards") / f"{name}.md").read_text(encoding="utf-8")
-    _, matter, text = text.split("---\n", 2)
+    _, matter, text = text.split("---\n", 2)  # YAML for the Hub between lines of dashes
     title, first, body = text.strip().split("\n\n", 2)
     entry = next((entry for entry in catalogue.WEIGHTS if entry.folder == name and entry.checkpoint), None)
     values = {

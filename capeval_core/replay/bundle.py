@@ -178,10 +178,10 @@ class Replay(NamedTuple):
 
 
 def check_bundle(bundle: Any) -> None:
-    """Refuse what is no whole bundle of this version."""
+    """Refuse a value that is not a complete bundle of this version."""
     keys = {"format", "metric", "media", "options", "signature", "models", "versions", "columns", "rows"}
-    there = isinstance(bundle, Mapping) and keys <= {*bundle} and bundle["format"] == _FORMAT
-    if not there or {line.count(" ") for line in bundle["rows"]} - {len(bundle["columns"]) - 1}:
+    is_bundle = isinstance(bundle, Mapping) and keys <= {*bundle} and bundle["format"] == _FORMAT
+    if not is_bundle or {line.count(" ") for line in bundle["rows"]} - {len(bundle["columns"]) - 1}:
         fix = "pass one of `bundle_of(result)` or `capeval score --bundle`"
         raise InputError(Problem(at("bundle"), "is no bundle of this version, or damaged", fix))
 
@@ -201,8 +201,8 @@ def replay(
     rows = canonical(metric.encode_all(samples))
     ids = [str(row) for row in range(len(samples))] if ids is None else ids
     result = replace(metric.combine(rows), source=(metric, samples, rows))
-    here = bundle_of(result, ids)
-    ours = _table(here)
+    replayed = bundle_of(result, ids)
+    ours = _table(replayed)
     ours["row"] = range(len(ours))
     theirs = _table(bundle)
     both = ours.merge(theirs, left_index=True, right_index=True, suffixes=("", " there"))
@@ -230,7 +230,7 @@ def replay(
         listed = ", ".join(ids[row] for row in differing[:3])
         if len(differing) > 3:
             listed += ", ..."
-        lines.append(f"{name} of {len(differing):,} ({listed}): {_reason(name, bundle, here)}")
+        lines.append(f"{name} of {len(differing):,} ({listed}): {_reason(name, bundle, replayed)}")
     equal_scores = equal_scores and not lost
     return Replay(equal_scores and not stages, equal_scores, stages, "\n  ".join(lines))
 
@@ -281,18 +281,33 @@ def _table(bundle: Mapping[str, Any]) -> Any:
     return table.set_index(["id", table.groupby("id").cumcount().rename("number")])
 
 
-def _reason(stage: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+def _reason(stage: str, bundle: Mapping[str, Any], replayed: Mapping[str, Any]) -> str:
     """The likely reason of a first difference, with the settings and versions that differ."""
     if stage in ("caption", "references", "image"):
         return _STAGES[stage]
-    signatures = [current_signature(side["signature"]) for side in (there, here)]
-    parts = ([part.partition(":")[::2] for part in signature.split("|")] for signature in signatures)
-    old, new = ({**dict(own), **side["versions"]} for own, side in zip(parts, (there, here), strict=True))
+    old = _settings(bundle)
+    new = _settings(replayed)
     changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    reason = "statistics of other texts" if changed == ["statistics"] else _STAGES[stage]
-    reason = "other weights" if stage == "features" and there["models"] != here["models"] else reason
-    usual = "by default"  # a signature leaves options at their defaults out
-    listed = "; ".join(
-        f"{name} {old.get(name, usual)} there, {new.get(name, usual)} here" for name in changed
-    )
-    return reason + f" ({listed})" * bool(listed)
+    if stage == "features" and bundle["models"] != replayed["models"]:
+        reason = "other weights"
+    elif changed == ["statistics"]:
+        reason = "statistics of other texts"
+    else:
+        reason = _STAGES[stage]
+    if not changed:
+        return reason
+    differences = []
+    for name in changed:  # a signature leaves options at their defaults out
+        old_value = old.get(name, "by default")
+        new_value = new.get(name, "by default")
+        differences.append(f"{name} {old_value} there, {new_value} here")
+    return f"{reason} ({'; '.join(differences)})"
+
+
+def _settings(bundle: Mapping[str, Any]) -> dict[str, str]:
+    """The fields of a bundle's signature, and its versions."""
+    settings = {}
+    for part in current_signature(bundle["signature"]).split("|"):
+        name, _, value = part.partition(":")
+        settings[name] = value
+    return {**settings, **bundle["versions"]}

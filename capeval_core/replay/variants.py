@@ -201,6 +201,9 @@ class _FloatPixels:
         return self.change(image, self.preprocessing.image_size).numpy() * 255
 
 
+# Changes of an image, in the mode of its file. n: the side of the square that the encoder takes.
+
+
 def _square(image: Image.Image, n: int, name: str) -> Image.Image:
     """In the image's own mode, and RGB afterwards, as the encoder does."""
     return Image.fromarray(square_pixels(image, n, Image.Resampling[name.upper()]).transpose(1, 2, 0))
@@ -256,7 +259,7 @@ def _on_white(image: Image.Image, n: int = 0) -> Image.Image:
 def _of_transformers(image: Image.Image, n: int, fast: bool, white: bool) -> Image.Image:
     """CLIPImageProcessor of transformers: RGB first, and a crop whose offset is rounded down."""
     image = _on_white(image) if white else image.convert("RGB")
-    if fast:
+    if fast:  # on tensors, which torchvision resizes
         scaled = _interpolated(_bytes_of(image), n, "bicubic", True)
     else:
         short = min(image.size)
@@ -377,6 +380,7 @@ def _nltk(case: Case, method: int) -> Case:
 def _nltk_bleu(sums: Any, method: int) -> Any:
     """BLEU-4 of (..., 10) sums of `bleu_of_sums`; methods are those of NLTK's `SmoothingFunction`."""
     matches = sums[..., :4]
+    # At least 1: a short caption has no n-gram of four words to divide by, and no match either.
     totals = np.maximum(sums[..., 4:8], 1)
     length = sums[..., 8]
     reference_length = sums[..., 9]
@@ -410,7 +414,7 @@ def _best_f(case: Case) -> Any:
 def _of_images(case: Case, how: str, once: bool = False) -> Case:
     import pandas as pd
 
-    keys = [np.array(case.rows["group"].to_pylist())]
+    keys = [np.array(case.rows["group"].to_pylist())]  # one group per image
     if once:
         keys.append(np.array(case.samples.captions))
     table = pd.Series(case.scores).groupby(keys, sort=False)
@@ -418,7 +422,7 @@ def _of_images(case: Case, how: str, once: bool = False) -> Case:
 
 
 def _sorted(ids: Sequence[str], key: Callable[[str], Any]) -> list[int]:
-    """Rows in the order of their ids; those of one id stay in theirs."""
+    """Rows in the order of their ids; rows of one id keep their order."""
     return sorted(range(len(ids)), key=lambda row: key(ids[row]))
 
 

@@ -233,6 +233,7 @@ def draw_histogram(
         places = _apart(list(marks.values()), (high - low) * _LABEL_GAP, high)
         for (name, value), place in zip(marks.items(), places, strict=True):
             line = {"color": INK, "linewidth": 0.8, "clip_on": False, "transform": within}
+            # Up through the bars, then aside to the label, which may be moved away from its value.
             ax.plot([value, value, place], [0, 1, 1.03], **line)
             ax.text(place, 1.04, name, transform=within, ha="left", rotation=45, size=7.5)
         _note(figure, note)
@@ -244,6 +245,7 @@ def _apart(values: Sequence[float], gap: float, high: float) -> list[float]:
     places: list[float] = []
     for value in values:
         places.append(max(value, places[-1] + gap) if places else value)
+    # Where they have been pushed beyond the end, they move back from it.
     for i in reversed(range(len(places))):
         places[i] = min(places[i], high - gap * (len(places) - 1 - i))
     return places

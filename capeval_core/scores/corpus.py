@@ -29,6 +29,10 @@ class DocumentFrequencies(CorpusStatistics):
     number of the first n - 1 words among the n-grams of that length. frequencies: per n the documents that
     hold each.
 
+        words  ("a", "cat", "dog")        a is 0, cat is 1, dog is 2
+        keys   [0, 1, 2]                  of one word: the word
+               [1, 2]                     "a cat" is 0 * 3 + 1, "a dog" is 0 * 3 + 2
+
     >>> table = DocumentFrequencies.of_documents([[["a", "dog"], ["a", "cat"]], [["a", "red", "dog"]]])
     >>> table.documents, table.counts()["a"], table.counts()["a dog"], len(table)
     (2, 2, 1, 9)
@@ -103,7 +107,7 @@ class DocumentFrequencies(CorpusStatistics):
         keys = []
         frequencies = []
         for n in range(1, LONGEST + 1):
-            by_key: dict[int, tuple[str, ...]] = {}
+            by_key: dict[int, tuple[str, ...]] = {}  # keys as in `DocumentFrequencies.keys`
             for tokens in frequency:
                 if len(tokens) == n:
                     by_key[number[tokens[:-1]] * len(words) + rank[tokens[-1]]] = tokens

@@ -226,6 +226,8 @@ class Bleu(NgramMetric):
         captions = pools.captions
         matches = []
         for grams in pools.grams:
+            # An entry is an n-gram of a text: `gram` is its number among those of its pool, `count` how often
+            # the text has it.
             of_reference = pools.is_reference[grams.caption]
             count = np.zeros(grams.kinds, dtype=np.int64)  # of each n-gram of a pool in the caption
             count[grams.gram[~of_reference]] = grams.count[~of_reference]

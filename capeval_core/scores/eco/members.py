@@ -75,6 +75,7 @@ class Member:
             with torch.device("cpu"):  # a program that builds a model of its own may have set another
                 return self._network.open(self.folder, device=self.options.device, dtype=self.options.dtype)
         except (WeightsError, MemoryError) as error:
+            # Too little memory is not a fault of the weights.
             kind = MemoryError if isinstance(error, MemoryError) else WeightsError
             raise kind(not_opened(self.name, error)) from error
 
@@ -96,6 +97,7 @@ class Member:
         pool_images = [batch.images[start] for start in batch.starts]
         pool = 0
         for images in self.encoder.encode_images(pool_images, **self.run):
+            # Some pools at a time: `part` are their candidates, `sizes` how many each has.
             n = len(images.keys)
             part = slice(starts[pool], starts[pool + n])
             sizes = np.diff(starts[pool : pool + n + 1])
