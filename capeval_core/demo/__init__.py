@@ -6,7 +6,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from capeval_core.inputs.samples import Samples
+    from capeval_core.metric import CaptionMetric
+    from capeval_core.result import Result
 
 FOLDER = Path(__file__).parent
 KINDS = {"good": "good", "subtly wrong": "subtly_wrong", "unrelated": "unrelated"}
@@ -46,12 +51,12 @@ def _items(name: str) -> list[DemoItem]:
     return items
 
 
-def demo_of(metric: Any) -> list[DemoItem]:
+def demo_of(metric: CaptionMetric | type[CaptionMetric]) -> list[DemoItem]:
     """The packaged examples for a metric's medium."""
     return demo_clips() if metric.media[:1] == ("video",) else demo_set()
 
 
-def demo_samples(metric: Any) -> Any:
+def demo_samples(metric: CaptionMetric) -> Samples:
     """The good captions and the references of the demo, for statistics of a small corpus; nothing is read."""
     from capeval_core.inputs.samples import Samples
 
@@ -60,7 +65,7 @@ def demo_samples(metric: Any) -> Any:
     return Samples([item.good for item in items], [], references, range(len(items)))
 
 
-def score_kinds(metric: Any, items: Sequence[DemoItem]) -> dict[str, Any]:
+def score_kinds(metric: CaptionMetric, items: Sequence[DemoItem]) -> dict[str, Result]:
     """One result per kind of caption, of the same images or videos (and references), or of texts alone."""
     from capeval_core.inputs.samples import argument_of
 

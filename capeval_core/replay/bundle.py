@@ -15,9 +15,9 @@ import pyarrow as pa
 from PIL import features
 
 from capeval_core.errors import InputError, Problem, at
-from capeval_core.inputs.images import ImageError
+from capeval_core.inputs.images import ImageError, Visual
 from capeval_core.inputs.samples import Samples
-from capeval_core.metric import Reranker, prepared
+from capeval_core.metric import CaptionMetric, Reranker, prepared
 from capeval_core.models.rounding import OF_FORMULAS, rounding
 from capeval_core.phrases.ptb import shared_words
 from capeval_core.registry import current_signature, load
@@ -72,7 +72,7 @@ def bundle_of(result: Result, ids: Any = None, *, texts: bool = False) -> dict[s
     }
 
 
-def _options(metric: Any) -> dict[str, str | int | float]:
+def _options(metric: CaptionMetric) -> dict[str, str | int | float]:
     """The options of a metric that move its scores, as far as JSON can hold them."""
     names = {"weights", "regions", "phrases"}
     for name, description in metric.Options.describe().items():
@@ -82,7 +82,7 @@ def _options(metric: Any) -> dict[str, str | int | float]:
     return {name: value for name, value in values.items() if isinstance(value, (str, int, float))}
 
 
-def _stages(metric: Any, samples: Samples, rows: pa.Table) -> dict[str, list[str]]:
+def _stages(metric: CaptionMetric, samples: Samples, rows: pa.Table) -> dict[str, list[str]]:
     """The lines of the stages before the score: a digest of each caption's texts, image and token ids."""
     references = samples.references or [[]] * len(samples)
     stages = {"caption": list(map(_digest, samples.captions))}
@@ -136,7 +136,7 @@ def _sum_of(numbers: list[float]) -> float:
     return float(np.cos(np.arange(len(numbers))) @ numbers) if numbers else 0.0
 
 
-def _contents(metric: Any, image: Any) -> Iterator[str | bytes]:
+def _contents(metric: CaptionMetric, image: Visual[Any]) -> Iterator[str | bytes]:
     """The file of an image, its pixels, and those that the encoder reads."""
     try:
         yield image.key
@@ -149,7 +149,7 @@ def _contents(metric: Any, image: Any) -> Iterator[str | bytes]:
         yield from [str(error)] * 3
 
 
-def _numbers(value: Any) -> Iterator[float]:
+def _numbers(value: object) -> Iterator[float]:
     """All numbers in lists of lists."""
     if isinstance(value, list):
         for item in value:
@@ -235,12 +235,12 @@ def replay(
     return Replay(equal_scores and not stages, equal_scores, stages, "\n  ".join(lines))
 
 
-def _network(metric: Any) -> Any:
+def _network(metric: CaptionMetric) -> Any:
     """The network of a metric; None for one of texts alone."""
     return getattr(getattr(metric, "encoder", None), "model", None)
 
 
-def _shared_dtype(metric: Any, bundle: Mapping[str, Any]) -> str:
+def _shared_dtype(metric: CaptionMetric, bundle: Mapping[str, Any]) -> str:
     """The dtype of both sides; float32 where they differ, which is a difference that is to be named."""
     dtype = bundle["options"].get("dtype")
     if vars(metric.options).get("dtype") != dtype:

@@ -26,9 +26,9 @@ from torch.nn import functional
 from capeval_core.inputs.images import resized, square_pixels
 from capeval_core.inputs.samples import Samples
 from capeval_core.matching.cosine import harmonic_mean
-from capeval_core.metric import prepared, with_options
+from capeval_core.metric import CaptionMetric, prepared, with_options
 from capeval_core.phrases.ptb import ptb_tokens
-from capeval_core.ragged import Ragged
+from capeval_core.ragged import Floats, Ragged
 from capeval_core.rows import canonical, nullable
 
 CLIP = "pacs refpacs clips refclips"
@@ -174,7 +174,7 @@ class Switch(NamedTuple):
     cost: int = 0
     dtype: str | None = None
 
-    def fits(self, metric: Any) -> bool:
+    def fits(self, metric: CaptionMetric) -> bool:
         if not self.metrics:
             return True
         traits = set(metric.Options.describe())
@@ -328,14 +328,14 @@ def _other_activation(case: Case) -> Case:
     return case.patched(encoder=changed)
 
 
-def _half(images: Any, captions: Any) -> dict[str, Any]:
+def _half(images: Floats, captions: Floats) -> dict[str, Any]:
     """Columns of PAC-S, of features that are normalised in float16."""
     x = _half_unit(images)
     y = _half_unit(captions)
     return {"cosine": nullable(np.sum(x * y, axis=1).astype(np.float32))}
 
 
-def _half_unit(features: Any) -> Any:
+def _half_unit(features: Floats) -> Any:
     side = features.astype(np.float16)
     return side / np.sqrt(np.sum(side**2, axis=1, keepdims=True))
 
@@ -348,7 +348,7 @@ def _with_captions(case: Case) -> Case:
     return case.with_options(statistics=case.metric.prepare(documents))
 
 
-def _both(case: Case, choose: Any = Ragged.max) -> tuple[Any, Any]:
+def _both(case: Case, choose: Callable[[Ragged], Any] = Ragged.max) -> tuple[Any, Any]:
     """The score without references and a choice of their cosines; or precision and recall."""
     parts = case.values.parts
     if "precision" in parts:

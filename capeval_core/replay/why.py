@@ -103,7 +103,7 @@ class _GivenScores:
             noise = max(OF_FORMULAS * noise, 4 * UNIT["float32"])
         return noise * self.largest
 
-    def compare(self, case: Case, computed: Any) -> _Comparison:
+    def compare(self, case: Case, computed: Flags) -> _Comparison:
         """Compare the numbers of a case. computed: (captions,) whether a score is compared."""
         compared = self.is_given if self.of_set else self.is_given & computed
         ours = np.array([case.mean]) if self.of_set else np.asarray(case.scores, dtype=np.float64)
