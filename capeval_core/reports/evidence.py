@@ -399,5 +399,5 @@ def best_frames(words: Sequence[Mapping[str, Any]]) -> dict[int, list[Mapping[st
 
 
 def is_word(text: str) -> bool:
-    """Whether readers take a token for a word or a part of one: it is not punctuation or a marker."""
+    """Tell whether a token is a word or a part of one for readers, neither punctuation nor a marker."""
     return any(map(str.isalnum, text)) and not text.startswith(("<|", "["))

@@ -281,7 +281,7 @@ class _Page:
         return {"compared": len(both), "ties": len(both) - len(apart), "sides": sides}
 
     def chart(self, column: Any) -> dict[str, Any] | None:
-        """How many captions of each system have which score, with mean and interval, on one axis."""
+        """Histograms of the systems' scores, with mean and interval, on one axis."""
         cells = {system.name: system.cells[column.name] for system in self.systems.systems}
         finite = {}
         for name, cell in cells.items():

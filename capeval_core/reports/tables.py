@@ -146,7 +146,7 @@ class Systems:
 
     @property
     def files(self) -> dict[str, Mapping[str, Any]]:
-        """How each file of all systems was read, by its path."""
+        """The reading of each file of all systems, by its path."""
         readings: dict[str, Mapping[str, Any]] = {}
         for system in self.systems:
             readings.update(system.files)

@@ -81,7 +81,7 @@ Score_c, the cosine of both as a whole; `precision`, `recall` and `fine` of word
 
 
 def nearest(components: Components, counts: Integers, *, released: bool = False) -> Components:
-    """Of `counts` consecutive references each, the one with the largest score; `released`: the largest of
+    """The reference with the largest score among `counts` consecutive ones each; `released`: the largest of
     every component by itself."""
     if released:
         largest = {name: Ragged(values, counts).max() for name, values in components.items()}
