@@ -224,8 +224,8 @@ def _open(name: str, *, selection: Selection | None, device: str | None, dtype: 
         folder = open_listed(name, metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
     network: Any = network_of(folder)
     if not hasattr(network, "encode_boxes"):
-        found = f"is weights of {network.kind!r}, which finds no boxes"
-        raise wrong_option("regions", name, found, _EXPECTED)
+        problem = f"is weights of {network.kind!r}, which finds no boxes"
+        raise wrong_option("regions", name, problem, _EXPECTED)
     fingerprint = network.fingerprint_of(folder)
     label = folder.label(fingerprint)
     selects = selection is not None and hasattr(network, "selecting")
