@@ -34,7 +34,7 @@ from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.tokenizers import ClipTokenizer
 from capeval_core.inputs import images
 from capeval_core.replay.bundle import bundle_of, replay
-from capeval_core.replay.variants import ENCODED, NUMBER, SCORED, Switch
+from capeval_core.replay.variants import Step, Switch
 from capeval_core.replay.why import Search
 from capeval_core.scores import pac
 from tools.captions import describe
@@ -114,7 +114,7 @@ def blind(all_searches: list[Any], rng: np.random.Generator) -> list[tuple[Any, 
         search = all_searches[rng.integers(len(all_searches))]
         places = sorted(rng.choice(len(search.switches), 2, replace=False))
         pair = first, second = tuple(search.switches[i] for i in places)
-        if first.group != second.group and second.step != NUMBER and differs(search, pair, False):
+        if first.group != second.group and second.step != Step.NUMBER and differs(search, pair, False):
             cases.append((search, pair))
     return cases
 
@@ -138,10 +138,10 @@ def unknown(all_searches: list[Any]) -> list[tuple[Any, Any]]:
     ]
     cases = []
     for search in all_searches:
-        changes: list[Any] = [(ENCODED, lambda case, c=c: case.captions(c)) for c in texts]
-        if search.own.metric.media:
-            changes += [(ENCODED, lambda case, c=c: case.images(c, f"{id(c)}")) for c in pictures]
-        changes += [(SCORED, lambda case, c=c: case.to(c(case.scores))) for c in scores]
+        changes: list[Any] = [(Step.ENCODED, lambda case, c=c: case.captions(c)) for c in texts]
+        if search.case.metric.media:
+            changes += [(Step.ENCODED, lambda case, c=c: case.images(c, f"{id(c)}")) for c in pictures]
+        changes += [(Step.SCORED, lambda case, c=c: case.with_scores(c(case.scores))) for c in scores]
         variants = [(Switch("", "", change, step, "", ""),) for step, change in changes]
         cases.append([(search, own) for own in variants if differs(search, own, True)])
     mixed = itertools.chain.from_iterable(itertools.zip_longest(*cases))

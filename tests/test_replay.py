@@ -208,7 +208,7 @@ def test_switches_are_many_and_rows_are_encoded_once() -> None:
     ) as encode:
         for switch in search.switches:
             assert len(search.scored((switch,)).scores) == 8, switch.name
-    encoded = [switch for switch in search.switches if switch.step == seams.variants.ENCODED]
+    encoded = [switch for switch in search.switches if switch.step == seams.variants.Step.ENCODED]
     assert encode.call_count <= len(encoded) + 2  # without a switch, and references one by one
 
 

@@ -19,7 +19,8 @@ def run(arguments: list[str]) -> int:
     flags = parser.read(arguments_left)
     space = flags.namespace
     if kind == "modules":
-        publications = [publishing.module(name, space, flags.install_from) for name in flags.names or METRICS]
+        names = flags.names or METRICS
+        publications = [publishing.metric_space(name, space, flags.install_from) for name in names]
     elif kind == "cards":
         publications = [publishing.card(name, space) for name in flags.names]
     else:

@@ -6,10 +6,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from capeval_core.inputs.samples import Samples
+    from capeval_core.metric import CaptionMetric
+    from capeval_core.result import Result
 
 FOLDER = Path(__file__).parent
-KINDS = {"good": "good", "subtly wrong": "subtly_wrong", "unrelated": "unrelated"}  # best first; fields
+KINDS = {"good": "good", "subtly wrong": "subtly_wrong", "unrelated": "unrelated"}
+"""Kinds of captions, best first, and the field of `DemoItem` that has each."""
 
 
 @dataclass(frozen=True)
@@ -36,19 +42,21 @@ def demo_set() -> list[DemoItem]:
 
 
 def _items(name: str) -> list[DemoItem]:
-    items = json.loads((FOLDER / name).read_text(encoding="utf-8"))["items"]
-    return [
-        DemoItem(**{**item, "image": FOLDER / item["image"], "references": tuple(item["references"])})
-        for item in items
-    ]
+    """The items of a file of the demo."""
+    items = []
+    for item in json.loads((FOLDER / name).read_text(encoding="utf-8"))["items"]:
+        item["image"] = FOLDER / item["image"]
+        item["references"] = tuple(item["references"])
+        items.append(DemoItem(**item))
+    return items
 
 
-def demo_of(metric: Any) -> list[DemoItem]:
+def demo_of(metric: CaptionMetric | type[CaptionMetric]) -> list[DemoItem]:
     """The packaged examples for a metric's medium."""
     return demo_clips() if metric.media[:1] == ("video",) else demo_set()
 
 
-def demo_samples(metric: Any) -> Any:
+def demo_samples(metric: CaptionMetric) -> Samples:
     """The good captions and the references of the demo, for statistics of a small corpus; nothing is read."""
     from capeval_core.inputs.samples import Samples
 
@@ -57,14 +65,17 @@ def demo_samples(metric: Any) -> Any:
     return Samples([item.good for item in items], [], references, range(len(items)))
 
 
-def score_kinds(metric: Any, items: Sequence[DemoItem]) -> dict[str, Any]:
+def score_kinds(metric: CaptionMetric, items: Sequence[DemoItem]) -> dict[str, Result]:
     """One result per kind of caption, of the same images or videos (and references), or of texts alone."""
     from capeval_core.inputs.samples import argument_of
 
     argument = argument_of(metric.media)
-    about: dict[str, Any] = {} if argument is None else {argument: [item.image for item in items]}
+    visuals: dict[str, Any] = {}
+    if argument is not None:
+        visuals[argument] = [item.image for item in items]
     references = [item.references for item in items] if metric.needs_references else None
-    return {
-        kind: metric.score([getattr(item, field) for item in items], references=references, **about)
-        for kind, field in KINDS.items()
-    }
+    results = {}
+    for kind, field in KINDS.items():
+        captions = [getattr(item, field) for item in items]
+        results[kind] = metric.score(captions, references=references, **visuals)
+    return results

@@ -1,4 +1,4 @@
-"""What this project puts on the Hub: modules (Spaces), weights (models) and their cards.
+"""Publications on the Hub: modules (Spaces), weights (models) and their cards.
 
 Nothing here ever makes a tag, or a branch named like a version: `evaluate.load("org/name")` asks a Space for
 `v<version of evaluate>` before `main`, so a tag would hold users of that version at what it points to.
@@ -24,20 +24,28 @@ from capeval_core.weights import folder as saved
 from capeval_core.weights.catalogue import WeightsEntry
 from capeval_core.weights.hub import failures, patiently, reason, status_of
 
-CARD, PYPI = "README.md", "pypi"
+CARD = "README.md"
+PYPI = "pypi"
 _CARDS = Environment(
     loader=PackageLoader("capeval_core.reports"), trim_blocks=True, keep_trailing_newline=True
 )
 _PUBLIC = re.compile(r"(?a)((git\+)?https://|git\+ssh://[\w.-]+@)[\w.-]+(:\d+)?/[\w./~+%-]*(@[\w./-]+)?")
 """Addresses that pip installs from: nothing in them can be a password, a token or a query."""
-_SENT = [saved.CONFIG, saved.OPEN_CLIP_CONFIG, saved.TENSORS, saved.OPEN_CLIP_TENSORS]
-_SENT += [saved.VOCABULARY, saved.TOKENIZER]
-"""Files of a weights folder that may go out, beside the card: those that encoders read."""
-_NAME, _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*"), re.compile(r"v?\d+\.\d+(\.\d+)?")
+_PUBLISHABLE = [
+    saved.CONFIG,
+    saved.OPEN_CLIP_CONFIG,
+    saved.TENSORS,
+    saved.OPEN_CLIP_TENSORS,
+    saved.VOCABULARY,
+    saved.TOKENIZER,
+]
+"""Files of a weights folder that may be published with the card: those that encoders read."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_VERSION = re.compile(r"v?\d+\.\d+(\.\d+)?")
 
 
 class PublishError(ValueError):
-    """Something that is not published; the message says what, why, and what to do."""
+    """A refusal to publish; the message says what, why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -57,17 +65,23 @@ class Publication:
         return f"spaces/{self.repository}" if self.kind == "space" else self.repository
 
 
-def module(name: str, namespace: str, install_from: str) -> Publication:
+def metric_space(name: str, namespace: str, install_from: str) -> Publication:
     """The Space of a metric: the folder that `evaluate.load` reads, with its page and card."""
     folder = Path(module_path(name))
     files: dict[str, bytes | Path] = {}
     for file in ("app.py", f"{name}.py", "requirements.txt"):
-        if path := _own_file(folder, file):
+        path = _regular_file(folder, file)
+        if path is not None:
             files[file] = _installing(path.read_text(encoding="utf-8"), install_from).encode()
     card_text = metric_card(name, package="capeval" if install_from == PYPI else install_from)
     files[CARD] = _in_namespace(card_text, namespace, METRICS).encode()
-    message, others = f"{metric_class(name).title}, capeval {__version__}", _others(folder, files)
-    return Publication(f"{_checked(namespace)}/{name}", "space", files, message, not_sent=others)
+    return Publication(
+        repository=f"{_checked(namespace)}/{name}",
+        kind="space",
+        files=files,
+        message=f"{metric_class(name).title}, capeval {__version__}",
+        not_sent=_not_sent(folder, files),
+    )
 
 
 def weights(
@@ -78,67 +92,118 @@ def weights(
     if not path.is_dir():
         raise PublishError(f"{path} is not a folder: pass one that `capeval convert` has made")
     # Before anything is read: what is opened is what will be sent.
-    own = {file: found for file in _SENT if (found := _own_file(path, file))}
+    regular_files = {}
+    for file in _PUBLISHABLE:
+        regular_file = _regular_file(path, file)
+        if regular_file is not None:
+            regular_files[file] = regular_file
     opened = saved.open_weights(path, metric="METRIC", tiny="")
     network = network_of(opened).open(opened, device="cpu")
     name = _checked(name or opened.name)
     entry = catalogue.entry_known_as(name, opened.original)
+
     refusals = []
-    if not permission and not private and (refusal := _refusal(name, entry, opened)):
-        refusals.append(refusal)
-    if entry is not None and (difference := entry.is_another(network.describe(network.config))):
-        refusals.append(f"{path}: {difference}: convert the file that the authors released")
-    own_card = None if name in cards() else _own_file(path, CARD)
-    shown = ""
-    if own_card is not None:
-        shown = own_card.read_text(encoding="utf-8")
+    if not permission and not private:
+        refusal = _refusal(name, entry, opened)
+        if refusal:
+            refusals.append(refusal)
+    if entry is not None:
+        difference = entry.is_another(network.describe(network.config))
+        if difference:
+            refusals.append(f"{path}: {difference}: convert the file that the authors released")
+
+    card_file = None if name in cards() else _regular_file(path, CARD)
+    text = ""
+    if card_file is not None:
+        text = card_file.read_text(encoding="utf-8")
     elif name in cards():
-        shown = weights_card(name)
+        text = weights_card(name)
     else:
         refusals.append(f"there is no card for {name!r}: put a {CARD} into {path}, or name listed weights")
-    quoted = f"\n\nPublished with permission: {permission}" if permission else ""
-    message = f"Weights {opened.checksum[:12]}, capeval {__version__}{quoted}"
-    words = opened.config.get("vocabulary")
-    theirs = opened.tensor_file.name == saved.OPEN_CLIP_TENSORS
-    config = saved.OPEN_CLIP_CONFIG if theirs else saved.CONFIG
-    read = [config, opened.tensor_file.name, saved.VOCABULARY]
-    read += [saved.TOKENIZER] if isinstance(words, dict) and words.get("file") == saved.TOKENIZER else []
-    shown += f"\n## Permission\n\n{permission}\n" if permission else ""
+    message = f"Weights {opened.checksum[:12]}, capeval {__version__}"
+    if permission:
+        text += f"\n## Permission\n\n{permission}\n"
+        message += f"\n\nPublished with permission: {permission}"
+
     files: dict[str, bytes | Path] = {}
-    if shown:
-        files[CARD] = _in_namespace(shown, namespace, [name, *METRICS]).encode()
-    files |= {file: own[file] for file in own if file in read}
-    others = _others(path, [file for file in files if file != CARD or own_card])
-    repository = f"{_checked(namespace)}/{name}"
-    return Publication(repository, "model", files, message, not_sent=others, refusals=refusals)
+    if text:
+        files[CARD] = _in_namespace(text, namespace, [name, *METRICS]).encode()
+    files |= {file: regular_files[file] for file in _files_read(opened) if file in regular_files}
+    sent = set(files)
+    if card_file is None:  # a card in the folder is then not the one that is sent
+        sent.discard(CARD)
+    return Publication(
+        repository=f"{_checked(namespace)}/{name}",
+        kind="model",
+        files=files,
+        message=message,
+        not_sent=_not_sent(path, sent),
+        refusals=refusals,
+    )
+
+
+def _files_read(folder: saved.WeightsFolder) -> list[str]:
+    """The files of a weights folder that its encoder reads, in the order in which they are listed."""
+    is_open_clip = folder.tensor_file.name == saved.OPEN_CLIP_TENSORS
+    vocabulary = folder.config.get("vocabulary")
+    has_tokenizer = isinstance(vocabulary, dict) and vocabulary.get("file") == saved.TOKENIZER
+    read = {
+        saved.OPEN_CLIP_CONFIG if is_open_clip else saved.CONFIG,
+        folder.tensor_file.name,
+        saved.VOCABULARY,
+    }
+    if has_tokenizer:
+        read.add(saved.TOKENIZER)
+    return [file for file in _PUBLISHABLE if file in read]
 
 
 def card(name: str, namespace: str) -> Publication:
     """The card alone of weights that are published already."""
-    if name not in (names := cards()):
+    names = cards()
+    if name not in names:
         raise PublishError(f"no card {name!r}{did_you_mean(name, names)} (known: {', '.join(names)})")
     text = _in_namespace(weights_card(name), namespace, [name, *METRICS])
-    files, message = {CARD: text.encode()}, f"Card, capeval {__version__}"
-    return Publication(f"{_checked(namespace)}/{name}", "model", files, message, create=False)
+    return Publication(
+        repository=f"{_checked(namespace)}/{name}",
+        kind="model",
+        files={CARD: text.encode()},
+        message=f"Card, capeval {__version__}",
+        create=False,
+    )
 
 
 def metric_card(name: str, package: str | None = None) -> str:
     """The card of a metric, which pip installs as `package`; in a checkout as `.`."""
-    _, short, own = (Path(module_path(name)) / CARD).read_text(encoding="utf-8").split("\n\n", 2)
-    own, _, licence = own.partition("\n## Licence\n")
+    text = (Path(module_path(name)) / CARD).read_text(encoding="utf-8")
+    _, short, text = text.split("\n\n", 2)  # after the title a paragraph for lists of metrics
+    body, _, licence = text.partition("\n## Licence\n")
     metric = metric_class(name)
-    values = {"metric": metric, "about": MetricDescription(metric), "short": short, "package": package}
-    return _CARDS.get_template("metric_card.md.j2").render(values, own=own.strip(), licence=licence.strip())
+    values = {
+        "metric": metric,
+        "about": MetricDescription(metric),
+        "short": short,
+        "package": package,
+        "own": body.strip(),
+        "licence": licence.strip(),
+    }
+    return _CARDS.get_template("metric_card.md.j2").render(values)
 
 
 def weights_card(name: str) -> str:
-    """The card of weights: its own lines, and what the catalogue and all cards have."""
+    """The card of weights: the lines of its file, with those of the catalogue and of all cards."""
     text = (shipped("hub_cards", "hub_cards") / f"{name}.md").read_text(encoding="utf-8")
-    _, matter, text = text.split("---\n", 2)
-    title, first, own = text.strip().split("\n\n", 2)
+    _, matter, text = text.split("---\n", 2)  # YAML for the Hub between lines of dashes
+    title, first, body = text.strip().split("\n\n", 2)
     entry = next((entry for entry in catalogue.WEIGHTS if entry.folder == name and entry.checkpoint), None)
-    values = {"name": name, "entry": entry, "matter": matter.strip(), "title": title, "first": first}
-    return _CARDS.get_template("weights_card.md.j2").render(values, own=own)
+    values = {
+        "name": name,
+        "entry": entry,
+        "matter": matter.strip(),
+        "title": title,
+        "first": first,
+        "own": body,
+    }
+    return _CARDS.get_template("weights_card.md.j2").render(values)
 
 
 def cards() -> list[str]:
@@ -173,39 +238,50 @@ def _checked(name: str) -> str:
 
 
 def _refusal(name: str, entry: WeightsEntry | None, folder: saved.WeightsFolder) -> str | None:
-    """Why weights are not hosted again for everyone, by the catalogue before what their config states."""
+    """The reason why weights are not hosted again for everyone; the catalogue decides before their config."""
     source = folder.config.get("source")
-    stated = source.get("licence") if isinstance(source, dict) else None
-    licence = entry.licence if entry else stated
-    why = f"the authors of the original{f' ({entry.original})' if entry else ''}"
-    if not isinstance(licence, str) or licence in ("", catalogue.LICENCE_NOT_STATED):
-        if entry is None:
-            found = f"{name}: its config states no licence"
-            fix = "convert it again with --licence, e.g. mit, if it is yours to licence"
-            return f'{found}: {fix}, or pass --private, or --permission "who allows it, and where"'
-        why += " state no licence, so it may not be hosted again"
-    elif restriction := catalogue.restriction_of(licence):
-        why += f' restrict its use ({licence}: "{restriction}")'
+    config_licence = source.get("licence") if isinstance(source, dict) else None
+    licence = entry.licence if entry else config_licence
+    if not isinstance(licence, str):
+        licence = ""
+    is_stated = licence not in ("", catalogue.LICENCE_NOT_STATED)
+    if not is_stated and entry is None:
+        problem = f"{name}: its config states no licence"
+        fix = "convert it again with --licence, e.g. mit, if it is yours to licence"
+        return f'{problem}: {fix}, or pass --private, or --permission "who allows it, and where"'
+    authors = "the authors of the original"
+    if entry:
+        authors += f" ({entry.original})"
+    if not is_stated:
+        why = f"{authors} state no licence, so it may not be hosted again"
     else:
-        return None
+        restriction = catalogue.restriction_of(licence)
+        if not restriction:
+            return None
+        why = f'{authors} restrict its use ({licence}: "{restriction}")'
     return (
         f"{name}: {why}: link to it, and let everyone get it from them. Pass --private for a repository of "
         'your own that nobody else sees, or --permission "who allows it, and where" if you have it in writing'
     )
 
 
-def _own_file(folder: Path, name: str) -> Path | None:
-    """A regular file of a folder, no link, which may go out; None: there is none."""
+def _regular_file(folder: Path, name: str) -> Path | None:
+    """A regular file of a folder, not a link, which may be published; None where there is none."""
     path = folder / name
     if (path.is_symlink() or path.exists()) and (path.is_symlink() or not path.is_file()):
         raise PublishError(f"{path} is no regular file of the folder, but a link or a pipe: copy it there")
     return path if path.exists() else None
 
 
-def _others(folder: Path, sent: Iterable[str]) -> list[str]:
+def _not_sent(folder: Path, sent: Iterable[str]) -> list[str]:
     """Names in a folder that are not sent, without Python's bytecode; folders end with a slash."""
-    paths = [path for path in sorted(folder.iterdir()) if path.name not in {*sent, "__pycache__"}]
-    return [path.name + "/" * (path.is_dir() and not path.is_symlink()) for path in paths]
+    names = []
+    for path in sorted(folder.iterdir()):
+        if path.name in {*sent, "__pycache__"}:
+            continue
+        is_folder = path.is_dir() and not path.is_symlink()
+        names.append(f"{path.name}/" if is_folder else path.name)
+    return names
 
 
 def publish(
@@ -221,7 +297,8 @@ def publish(
     if _VERSION.fullmatch(branch):
         raise PublishError(f"branch {branch!r} reads like a version, which evaluate would take for its own")
     publications = list(publications)
-    if refusals := [refusal for publication in publications for refusal in publication.refusals]:
+    refusals = [refusal for publication in publications for refusal in publication.refusals]
+    if refusals:
         raise PublishError("\n".join(refusals))
     api = HfApi()
     expected: tuple[type[Exception], ...] = (*failures(), ValueError)
@@ -230,8 +307,10 @@ def publish(
         try:
             commit, changed = patiently(partial(_push, api, publication, branch, private, message))
         except expected as error:
-            before = f"\nsent before that: {', '.join(sent)}; a second run sends only the rest" * bool(sent)
-            raise PublishError(f"{publication.address}: {_fix(error, publication)}{before}") from None
+            message_lines = [f"{publication.address}: {_fix(error, publication)}"]
+            if sent:
+                message_lines.append(f"sent before that: {', '.join(sent)}; a second run sends only the rest")
+            raise PublishError("\n".join(message_lines)) from None
         sent.append(publication.address)
         yield publication, commit, changed
 
@@ -241,7 +320,8 @@ def _push(
 ) -> tuple[str, bool]:
     from huggingface_hub import CommitOperationAdd
 
-    repository, kind = publication.repository, publication.kind
+    repository = publication.repository
+    kind = publication.kind
     if publication.create:
         sdk = "gradio" if kind == "space" else None
         api.create_repo(repository, repo_type=kind, space_sdk=sdk, private=private or None, exist_ok=True)
@@ -253,13 +333,19 @@ def _push(
         before = api.repo_info(repository, repo_type=kind, revision=branch)
     title, _, description = (message or publication.message).partition("\n\n")
     files = [CommitOperationAdd(path, content) for path, content in publication.files.items()]
-    texts = {"commit_message": title, "commit_description": description}
-    commit = api.create_commit(repository, files, **texts, repo_type=kind, revision=branch)
+    commit = api.create_commit(
+        repository,
+        files,
+        commit_message=title,
+        commit_description=description,
+        repo_type=kind,
+        revision=branch,
+    )
     return commit.oid, commit.oid != before.sha
 
 
 def _fix(error: Exception, publication: Publication) -> str:
-    """What went wrong, and what to do."""
+    """A problem in words, and what to do."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     if isinstance(error, OfflineModeIsEnabled):

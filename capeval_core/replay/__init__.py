@@ -1,1 +1,1 @@
-"""Numbers made again: bundles that a score is replayed from, and the variant that explains another number."""
+"""Scores computed again: bundles from which a score is replayed, and variants that explain another one."""

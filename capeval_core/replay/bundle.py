@@ -15,9 +15,9 @@ import pyarrow as pa
 from PIL import features
 
 from capeval_core.errors import InputError, Problem, at
-from capeval_core.inputs.images import ImageError
+from capeval_core.inputs.images import ImageError, Visual
 from capeval_core.inputs.samples import Samples
-from capeval_core.metric import Reranker, prepared
+from capeval_core.metric import CaptionMetric, Reranker, prepared
 from capeval_core.models.rounding import OF_FORMULAS, rounding
 from capeval_core.phrases.ptb import shared_words
 from capeval_core.registry import current_signature, load
@@ -36,7 +36,7 @@ _STAGES = {
     "parts": "another formula",
     "score": "another formula",
 }
-"""The stages in order, and what a first difference there most likely means."""
+"""The stages in order, and the likely reason of a first difference there."""
 _NUMBERS = ("features", "parts", "score")
 _SHARE = 1e-3  # of a score's difference, which a difference of features explains
 
@@ -56,15 +56,12 @@ def bundle_of(result: Result, ids: Any = None, *, texts: bool = False) -> dict[s
     stages = _stages(metric, samples, rows)
     stages["parts"] = [f"{_sum_of(numbers):.9g}" for numbers in _parts(result)]
     stages["score"] = [f"{score:.9g}" for score in result.scores]
-    described = metric.Options.describe().items()
-    names = {name for name, one in described if one.sign or one.encodes} | {"weights", "regions", "phrases"}
-    options = {name: own for name, own in vars(metric.options).items() if name in names}
     versions = {name: version(name) for name in ("numpy", "pillow", "torch", "tokenizers")}
     return {
         "format": _FORMAT,
         "metric": metric.name,
         "media": metric.variant,
-        "options": {name: own for name, own in options.items() if isinstance(own, (str, int, float))},
+        "options": _options(metric),
         "signature": result.signature,
         "models": {name: model.fingerprint for name, model in metric.models.items()},
         "versions": {**versions, "libjpeg": features.version("jpg"), "Python": platform.python_version()},
@@ -75,32 +72,63 @@ def bundle_of(result: Result, ids: Any = None, *, texts: bool = False) -> dict[s
     }
 
 
-def _stages(metric: Any, samples: Samples, rows: pa.Table) -> dict[str, list[str]]:
+def _options(metric: CaptionMetric) -> dict[str, str | int | float]:
+    """The options of a metric that move its scores, as far as JSON can hold them."""
+    names = {"weights", "regions", "phrases"}
+    for name, description in metric.Options.describe().items():
+        if description.sign or description.encodes:
+            names.add(name)
+    values = {name: value for name, value in vars(metric.options).items() if name in names}
+    return {name: value for name, value in values.items() if isinstance(value, (str, int, float))}
+
+
+def _stages(metric: CaptionMetric, samples: Samples, rows: pa.Table) -> dict[str, list[str]]:
+    """The lines of the stages before the score: a digest of each caption's texts, image and token ids."""
     references = samples.references or [[]] * len(samples)
-    texts = [[caption, *own] for caption, own in zip(samples.captions, references, strict=True)]
-    found = {"caption": list(map(_digest, samples.captions))}
-    found["references"] = [_digest(*own) for own in references]
+    stages = {"caption": list(map(_digest, samples.captions))}
+    stages["references"] = [_digest(*row_references) for row_references in references]
+    texts = []
+    for caption, row_references in zip(samples.captions, references, strict=True):
+        texts.append([caption, *row_references])
     if not metric.media:
-        found["tokens"] = [_digest(*(word for text in own for word in shared_words(text))) for own in texts]
+        stages["tokens"] = list(map(_digest_of_words, texts))
     else:
-        images = {image.source: [*map(_digest, _contents(metric, image))] for image in samples.images}
-        columns = zip(*(images[image.source] for image in samples.images), strict=False)
-        found |= zip(("image", "pixels", "resized"), map(list, columns), strict=False)
+        digests: dict[Any, list[str]] = {}
+        for image in samples.images:  # rows of one image share a source
+            if image.source not in digests:
+                digests[image.source] = list(map(_digest, _contents(metric, image)))
+        columns = zip(*(digests[image.source] for image in samples.images), strict=False)
+        stages |= zip(("image", "pixels", "resized"), map(list, columns), strict=False)
         if hasattr(metric.encoder, "tokenizer"):
-            prompt, encode = getattr(metric.options, "prompt", ""), metric.encoder.tokenizer.encode
-            found["tokens"] = [_digest(str(encode([f"{prompt}{text}" for text in own]).ids)) for own in texts]
-    found["features"] = [f"{_sum_of(numbers):.9g}" for numbers in _features(rows)]
-    return found
+            prompt = getattr(metric.options, "prompt", "")
+            stages["tokens"] = []
+            for texts_of_row in texts:
+                tokens = metric.encoder.tokenizer.encode([f"{prompt}{text}" for text in texts_of_row])
+                stages["tokens"].append(_digest(str(tokens.ids)))
+    stages["features"] = [f"{_sum_of(numbers):.9g}" for numbers in _features(rows)]
+    return stages
+
+
+def _digest_of_words(texts: list[str]) -> str:
+    words: list[str] = []
+    for text in texts:
+        words += shared_words(text)
+    return _digest(*words)
 
 
 def _features(rows: pa.Table) -> list[list[float]]:
     """All numbers of each row."""
-    return [[*_numbers([*row.values()])] for row in rows.drop_columns(["index", "group"]).to_pylist()]
+    table = rows.drop_columns(["index", "group"])
+    return [list(_numbers(list(row.values()))) for row in table.to_pylist()]
 
 
 def _parts(result: Result) -> list[list[float]]:
     """All numbers of the parts of each score."""
-    return [[*_numbers([part[row] for part in result.parts.values()])] for row in range(len(result))]
+    rows = []
+    for row in range(len(result)):
+        values = [part[row] for part in result.parts.values()]
+        rows.append(list(_numbers(values)))
+    return rows
 
 
 def _sum_of(numbers: list[float]) -> float:
@@ -108,8 +136,8 @@ def _sum_of(numbers: list[float]) -> float:
     return float(np.cos(np.arange(len(numbers))) @ numbers) if numbers else 0.0
 
 
-def _contents(metric: Any, image: Any) -> Iterator[str | bytes]:
-    """An image's file, its pixels, and what the encoder takes of them."""
+def _contents(metric: CaptionMetric, image: Visual[Any]) -> Iterator[str | bytes]:
+    """The file of an image, its pixels, and those that the encoder reads."""
     try:
         yield image.key
         if image.medium == "image":
@@ -121,11 +149,11 @@ def _contents(metric: Any, image: Any) -> Iterator[str | bytes]:
         yield from [str(error)] * 3
 
 
-def _numbers(value: Any) -> Iterator[float]:
+def _numbers(value: object) -> Iterator[float]:
     """All numbers in lists of lists."""
     if isinstance(value, list):
-        for one in value:
-            yield from _numbers(one)
+        for item in value:
+            yield from _numbers(item)
     elif isinstance(value, (int, float)):
         yield float(value)
 
@@ -136,7 +164,7 @@ def _digest(*parts: str | bytes) -> str:
 
 
 class Replay(NamedTuple):
-    """How a replay went.
+    """The outcome of a replay.
 
     equal: whether the inputs, the parts and the scores of all captions are equal, numbers to the rounding of
     their arithmetic. equal_scores: whether at least all scores are, as they may be of other inputs. stages:
@@ -150,10 +178,10 @@ class Replay(NamedTuple):
 
 
 def check_bundle(bundle: Any) -> None:
-    """Refuse what is no whole bundle of this version."""
+    """Refuse a value that is not a complete bundle of this version."""
     keys = {"format", "metric", "media", "options", "signature", "models", "versions", "columns", "rows"}
-    there = isinstance(bundle, Mapping) and keys <= {*bundle} and bundle["format"] == _FORMAT
-    if not there or {line.count(" ") for line in bundle["rows"]} - {len(bundle["columns"]) - 1}:
+    is_bundle = isinstance(bundle, Mapping) and keys <= {*bundle} and bundle["format"] == _FORMAT
+    if not is_bundle or {line.count(" ") for line in bundle["rows"]} - {len(bundle["columns"]) - 1}:
         fix = "pass one of `bundle_of(result)` or `capeval score --bundle`"
         raise InputError(Problem(at("bundle"), "is no bundle of this version, or damaged", fix))
 
@@ -173,42 +201,63 @@ def replay(
     rows = canonical(metric.encode_all(samples))
     ids = [str(row) for row in range(len(samples))] if ids is None else ids
     result = replace(metric.combine(rows), source=(metric, samples, rows))
-    here = bundle_of(result, ids)
-    ours, theirs = _table(here), _table(bundle)
+    replayed = bundle_of(result, ids)
+    ours = _table(replayed)
     ours["row"] = range(len(ours))
+    theirs = _table(bundle)
     both = ours.merge(theirs, left_index=True, right_index=True, suffixes=("", " there"))
-    if metric.options.__dict__.get("dtype") == bundle["options"].get("dtype"):
-        dtype = str(bundle["options"].get("dtype", "float32"))
-    else:
-        dtype = "float32"  # another dtype is a difference that is to be named
-    rounded = OF_FORMULAS * rounding(getattr(getattr(metric, "encoder", None), "model", None), dtype)
+    rounded = OF_FORMULAS * rounding(_network(metric), _shared_dtype(metric, bundle))
     names = [name for name in _STAGES if f"{name} there" in both]
     equal = {name: both[name] == both[f"{name} there"] for name in names}
     lengths = {"features": _lengths(_features(rows)), "parts": _lengths(_parts(result))}
     lengths["score"] = np.abs(np.asarray(result.scores))
-    difference = dict[str, Any]()
-    for name in (name for name in names if name in _NUMBERS):
-        difference[name] = (both[name].astype(float) - both[f"{name} there"].astype(float)).abs()
-        equal[name] |= difference[name] <= rounded * np.fmax(lengths[name][both["row"]], 1)
+    difference: dict[str, Any] = {}
+    for name in names:
+        if name in _NUMBERS:
+            difference[name] = (both[name].astype(float) - both[f"{name} there"].astype(float)).abs()
+            equal[name] |= difference[name] <= rounded * np.fmax(lengths[name][both["row"]], 1)
     equal["features"] |= difference["features"] <= _SHARE * difference["score"]
     if "pixels" in equal:
         equal["image"] |= equal["pixels"]  # the same picture in another file does no harm
-    equal_scores, stages = bool(equal["score"].all()), dict[str, list[int]]()
-    differs = both["row"] >= 0
-    for name in equal:
-        first = differs & ~equal[name]
-        if first.any():
-            stages[name] = sorted(both["row"][first].tolist())
-        differs &= equal[name]
-    lost, count = len(ours) + len(theirs) - 2 * len(both), int((~equal["score"]).sum())
-    lines = [_summary(len(both), count, sum(map(len, stages.values())), rounded)]
+    stages = _first_differences(both, equal)
+    equal_scores = bool(equal["score"].all())
+    unequal_count = int((~equal["score"]).sum())
+    lines = [_summary(len(both), unequal_count, sum(map(len, stages.values())), rounded)]
+    lost = len(ours) + len(theirs) - 2 * len(both)
     if lost:
         lines.append(f"{lost:,} captions are in one of both alone")
-    for name, found in stages.items():
-        listed = ", ".join(ids[row] for row in found[:3]) + ", ..." * (len(found) > 3)
-        lines.append(f"{name} of {len(found):,} ({listed}): {_reason(name, bundle, here)}")
+    for name, differing in stages.items():
+        listed = ", ".join(ids[row] for row in differing[:3])
+        if len(differing) > 3:
+            listed += ", ..."
+        lines.append(f"{name} of {len(differing):,} ({listed}): {_reason(name, bundle, replayed)}")
     equal_scores = equal_scores and not lost
     return Replay(equal_scores and not stages, equal_scores, stages, "\n  ".join(lines))
+
+
+def _network(metric: CaptionMetric) -> Any:
+    """The network of a metric; None for one of texts alone."""
+    return getattr(getattr(metric, "encoder", None), "model", None)
+
+
+def _shared_dtype(metric: CaptionMetric, bundle: Mapping[str, Any]) -> str:
+    """The dtype of both sides; float32 where they differ, which is a difference that is to be named."""
+    dtype = bundle["options"].get("dtype")
+    if vars(metric.options).get("dtype") != dtype:
+        return "float32"
+    return str(bundle["options"].get("dtype", "float32"))
+
+
+def _first_differences(both: Any, equal: Mapping[str, Any]) -> dict[str, list[int]]:
+    """The rows that differ first at each stage: those that are equal at all stages before it."""
+    stages: dict[str, list[int]] = {}
+    equal_so_far = both["row"] >= 0
+    for name, is_equal in equal.items():
+        first = equal_so_far & ~is_equal
+        if first.any():
+            stages[name] = sorted(both["row"][first].tolist())
+        equal_so_far &= is_equal
+    return stages
 
 
 def _lengths(rows: list[list[float]]) -> Any:
@@ -232,18 +281,33 @@ def _table(bundle: Mapping[str, Any]) -> Any:
     return table.set_index(["id", table.groupby("id").cumcount().rename("number")])
 
 
-def _reason(stage: str, there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+def _reason(stage: str, bundle: Mapping[str, Any], replayed: Mapping[str, Any]) -> str:
     """The likely reason of a first difference, with the settings and versions that differ."""
     if stage in ("caption", "references", "image"):
         return _STAGES[stage]
-    signatures = [current_signature(side["signature"]) for side in (there, here)]
-    parts = ([part.partition(":")[::2] for part in signature.split("|")] for signature in signatures)
-    old, new = ({**dict(own), **side["versions"]} for own, side in zip(parts, (there, here), strict=True))
+    old = _settings(bundle)
+    new = _settings(replayed)
     changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    reason = "statistics of other texts" if changed == ["statistics"] else _STAGES[stage]
-    reason = "other weights" if stage == "features" and there["models"] != here["models"] else reason
-    usual = "by default"  # a signature leaves options at their defaults out
-    listed = "; ".join(
-        f"{name} {old.get(name, usual)} there, {new.get(name, usual)} here" for name in changed
-    )
-    return reason + f" ({listed})" * bool(listed)
+    if stage == "features" and bundle["models"] != replayed["models"]:
+        reason = "other weights"
+    elif changed == ["statistics"]:
+        reason = "statistics of other texts"
+    else:
+        reason = _STAGES[stage]
+    if not changed:
+        return reason
+    differences = []
+    for name in changed:  # a signature leaves options at their defaults out
+        old_value = old.get(name, "by default")
+        new_value = new.get(name, "by default")
+        differences.append(f"{name} {old_value} there, {new_value} here")
+    return f"{reason} ({'; '.join(differences)})"
+
+
+def _settings(bundle: Mapping[str, Any]) -> dict[str, str]:
+    """The fields of a bundle's signature, and its versions."""
+    settings = {}
+    for part in current_signature(bundle["signature"]).split("|"):
+        name, _, value = part.partition(":")
+        settings[name] = value
+    return {**settings, **bundle["versions"]}

@@ -1,4 +1,4 @@
-"""The known ways to compute a metric otherwise: a table of switches, and the bugs of other tools.
+"""Known other ways to compute a metric: a table of switches, and the bugs of other tools.
 
 A switch is a line of the table: its name, a sentence, and the change. `why` combines them in its order.
 """
@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,20 +26,28 @@ from torch.nn import functional
 from capeval_core.inputs.images import resized, square_pixels
 from capeval_core.inputs.samples import Samples
 from capeval_core.matching.cosine import harmonic_mean
-from capeval_core.metric import prepared, with_options
+from capeval_core.metric import CaptionMetric, prepared, with_options
 from capeval_core.phrases.ptb import ptb_tokens
-from capeval_core.ragged import Ragged
+from capeval_core.ragged import Floats, Ragged
 from capeval_core.rows import canonical, nullable
 
-CLIP, REFCLIP, CIDER = "pacs refpacs clips refclips", "refpacs refclips", "cider ciderd"
-ENCODED, SCORED, NUMBER = range(3)
-"""What a switch changes: what is encoded; the scores of the rows; the number of the set alone."""
+CLIP = "pacs refpacs clips refclips"
+REFCLIP = "refpacs refclips"
+CIDER = "cider ciderd"
+
+
+class Step(Enum):
+    """The step of a computation that a switch changes."""
+
+    ENCODED = auto()  # what is encoded: texts, images, the network
+    SCORED = auto()  # the scores of the rows
+    NUMBER = auto()  # the number of the set alone
 
 
 @dataclass(frozen=True)
 class Case:
     """A metric on samples and, once they are encoded, rows, values, scores and the number of the set (None:
-    the mean of the scores); and ways to another one."""
+    the mean of the scores). Its methods give another case, with one thing changed."""
 
     metric: Any
     samples: Samples
@@ -50,19 +59,24 @@ class Case:
 
     @property
     def mean(self) -> float:
+        if self.number is not None:
+            return self.number
         finite = self.scores[np.isfinite(self.scores)]
-        return self.number if self.number is not None else float(np.mean(finite)) if len(finite) else np.nan
+        return float(np.mean(finite)) if len(finite) else np.nan
 
     def encoded(self) -> Case:
         metric = prepared(self.metric, self.samples)
         return replace(self, metric=metric, rows=canonical(metric.encode_all(self.samples))).combined()
 
     def combined(self) -> Case:
-        values, formula = self.metric.aggregate(self.rows), self.metric.formula
-        number = formula and formula.values(np.asarray(values.summands))[self.metric.key]
+        values = self.metric.aggregate(self.rows)
+        formula = self.metric.formula
+        number = None
+        if formula is not None:
+            number = formula.values(np.asarray(values.summands))[self.metric.key]
         return replace(self, values=values, scores=values.scores, number=number)
 
-    def by(self, **options: Any) -> Case:
+    def with_options(self, **options: Any) -> Case:
         """The metric has other options."""
         if self.rows is None:
             return replace(self, metric=type(self.metric)(replace(self.metric.options, **options)))
@@ -75,26 +89,29 @@ class Case:
         vars(metric).update(attributes)
         return replace(self, metric=metric)
 
-    def on(self, **columns: Any) -> Case:
+    def with_samples(self, **columns: Any) -> Case:
         """Captions, images or references are others."""
         return replace(self, samples=replace(self.samples, **columns))
 
     def captions(self, change: Callable[[str], str]) -> Case:
-        return self.on(captions=list(map(change, self.samples.captions)))
+        return self.with_samples(captions=list(map(change, self.samples.captions)))
 
     def references(self, choose: Callable[[str, list[str]], list[str]]) -> Case:
         """A choice of each caption's references, or all where none would be left."""
-        rows = zip(self.samples.captions, self.samples.references or [], strict=False)
-        return self.on(references=[choose(caption, own) or own for caption, own in rows] or None)
+        chosen_references = []
+        for caption, references in zip(self.samples.captions, self.samples.references or [], strict=False):
+            chosen_references.append(choose(caption, references) or references)
+        return self.with_samples(references=chosen_references or None)
 
     def texts(self, change: Callable[[str], str]) -> Case:
-        return self.references(lambda caption, own: list(map(change, own))).captions(change)
+        return self.references(lambda caption, texts: list(map(change, texts))).captions(change)
 
     def words(self, tokens: Callable[[str], Sequence[str]]) -> Case:
-        """A word of letters stands for each token, which metrics of n-grams read as it is."""
+        """Each token replaced by a word of letters, which metrics of n-grams read as it is."""
 
         def word(token: str) -> str:
-            return "zq" + "".join(chr(97 + i % 26) for i in hashlib.blake2b(token.encode()).digest()[:12])
+            digest = hashlib.blake2b(token.encode()).digest()
+            return "zq" + "".join([chr(97 + byte % 26) for byte in digest[:12]])
 
         return self.texts(lambda text: " ".join(map(word, tokens(text))))
 
@@ -105,39 +122,43 @@ class Case:
         def changed(image: Image.Image) -> Any:
             return change(image, size)
 
-        return self.on(images=[visual.changed(f"{name} {size}", changed) for visual in self.samples.images])
+        images = [visual.changed(f"{name} {size}", changed) for visual in self.samples.images]
+        return self.with_samples(images=images)
 
     def float_pixels(self, change: Callable[[Image.Image, int], Any], name: str) -> Case:
         """The image tower gets pixels in [0, 1] that were never rounded to 8 bits, (3, n, n) of an image."""
         encoder = copy(self.metric.encoder)
         encoder.preprocessing = _FloatPixels(encoder.preprocessing, change)
         encoder.triton = False  # its kernel reads 8 bits
-        # Under a name of their own in the cache of features, whose key has the encoder's own preprocessing.
+        # Under another name in the cache of features, whose key has the encoder's usual preprocessing.
         named = self.images(lambda image, n: image, f"{name}, floats")
         metric = with_options(self.metric, decoders=None)  # other processes would decode to 8 bits
         metric.encoder = encoder
         return replace(named, metric=metric)
 
-    def next(self, column: str) -> Case:
+    def with_next(self, column: str) -> Case:
         """Captions meet the images, or the references, of the next one."""
-        first, *others = getattr(self.samples, column)
-        return self.on(**{column: [*others, first]})
+        first, *further = getattr(self.samples, column)
+        return self.with_samples(**{column: [*further, first]})
 
-    def to(self, scores: Any, number: float | None = None) -> Case:
+    def with_scores(self, scores: Any, number: float | None = None) -> Case:
         return replace(self, scores=np.asarray(scores), number=number)
 
-    def made(self, function: Callable[[Case], Any]) -> Case:
+    def scored_by(self, function: Callable[[Case], Any]) -> Case:
         """Scores are others; a number that is not their mean stays."""
-        return self.to(function(self), self.number)
+        return self.with_scores(function(self), self.number)
 
-    def part(self, name: str) -> Case:
-        """A part of the scores stands in their place."""
+    def with_part(self, name: str) -> Case:
+        """A part of the scores in place of the scores."""
         formula = self.metric.formula
-        return self.to(self.values.parts[name], formula and formula.values(self.values.summands)[name])
+        number = None
+        if formula is not None:
+            number = formula.values(self.values.summands)[name]
+        return self.with_scores(self.values.parts[name], number)
 
 
 class Switch(NamedTuple):
-    """One thing that others do otherwise; switches of one group exclude each other.
+    """One thing that other tools do otherwise; switches of one group exclude each other.
 
     metrics: their names, or what they have: an option, `references`, `images`. cost: how long
     its scores take, from no network (0) over texts and images to networks opened anew and their arithmetic.
@@ -147,17 +168,22 @@ class Switch(NamedTuple):
     name: str
     sentence: str
     change: Callable[[Case], Case]
-    step: int
+    step: Step
     metrics: str
     group: str
     cost: int = 0
     dtype: str | None = None
 
-    def fits(self, metric: Any) -> bool:
-        pictures = "image" in metric.media and not metric.options.images_are_ids
-        traits = {"references" * metric.needs_references, "images" * pictures, *metric.Options.describe()}
-        traits.add(metric.name + "-video" * bool(metric.variant))
-        return not self.metrics or not traits.isdisjoint(self.metrics.split())
+    def fits(self, metric: CaptionMetric) -> bool:
+        if not self.metrics:
+            return True
+        traits = set(metric.Options.describe())
+        traits.add(f"{metric.name}-video" if metric.variant else metric.name)
+        if metric.needs_references:
+            traits.add("references")
+        if "image" in metric.media and not metric.options.images_are_ids:
+            traits.add("images")
+        return not traits.isdisjoint(self.metrics.split())
 
 
 class _FloatPixels:
@@ -173,6 +199,9 @@ class _FloatPixels:
     def pixels(self, image: Image.Image) -> Any:
         """(3, image_size, image_size) float32, of the range of 8 bits."""
         return self.change(image, self.preprocessing.image_size).numpy() * 255
+
+
+# Changes of an image, in the mode of its file. n: the side of the square that the encoder takes.
 
 
 def _square(image: Image.Image, n: int, name: str) -> Image.Image:
@@ -220,7 +249,7 @@ def _in_floats(image: Image.Image, n: int, mode: str, antialias: bool) -> torch.
 
 
 def _on_white(image: Image.Image, n: int = 0) -> Image.Image:
-    """What is transparent shows a white background."""
+    """The image on a white background, which shows where it is transparent."""
     if not image.has_transparency_data:
         return image.convert("RGB")
     clear = image.convert("RGBA")
@@ -230,7 +259,7 @@ def _on_white(image: Image.Image, n: int = 0) -> Image.Image:
 def _of_transformers(image: Image.Image, n: int, fast: bool, white: bool) -> Image.Image:
     """CLIPImageProcessor of transformers: RGB first, and a crop whose offset is rounded down."""
     image = _on_white(image) if white else image.convert("RGB")
-    if fast:
+    if fast:  # on tensors, which torchvision resizes
         scaled = _interpolated(_bytes_of(image), n, "bicubic", True)
     else:
         short = min(image.size)
@@ -247,7 +276,8 @@ def _swapped(image: Image.Image, n: int) -> Image.Image:
 
 
 def _jpeg(image: Image.Image, n: int, quality: int) -> Image.Image:
-    image.convert("RGB").save(file := io.BytesIO(), "JPEG", quality=quality)
+    file = io.BytesIO()
+    image.convert("RGB").save(file, "JPEG", quality=quality)
     return Image.open(file)
 
 
@@ -256,7 +286,7 @@ def _squashed(image: Image.Image, n: int) -> Image.Image:
 
 
 def _padded(image: Image.Image, n: int) -> Image.Image:
-    """The longer side resized to n, zeros of the image's own mode beside it: open_clip's mode `longest`."""
+    """The longer side resized to n, with zeros of the image's mode around it: open_clip's mode `longest`."""
     longest = max(image.size)
     width, height = (round(side * n / longest) for side in image.size)
     scaled = resized(image, (width, height), Image.Resampling.BICUBIC)
@@ -268,7 +298,7 @@ def _padded(image: Image.Image, n: int) -> Image.Image:
 
 
 def _padded_first(image: Image.Image, n: int) -> Image.Image:
-    """Black beside the image, which makes it a square before it is resized."""
+    """The image on a black square before it is resized."""
     longest = max(image.size)
     square = Image.new("RGB", (longest, longest))
     square.paste(image.convert("RGB"), ((longest - image.width) // 2, (longest - image.height) // 2))
@@ -276,36 +306,49 @@ def _padded_first(image: Image.Image, n: int) -> Image.Image:
 
 
 def _end_lost(case: Case) -> Case:
-    own = case.metric
+    """Captions that are cut have the features of the start token."""
+    metric = case.metric
 
     def text_features(texts: Sequence[str]) -> Any:
-        found, start = own.text_features(texts), own.encoder.encode_tokens([""], **own.run).features[0][0]
-        cut = np.array(found.truncated)[:, None] > 0
-        return replace(found, features=np.where(cut, start, found.features))
+        encoded = metric.text_features(texts)
+        start = metric.encoder.encode_tokens([""], **metric.run).features[0][0]
+        is_cut = np.array(encoded.truncated)[:, None] > 0
+        return replace(encoded, features=np.where(is_cut, start, encoded.features))
 
     return case.patched(text_features=text_features)
 
 
 def _other_activation(case: Case) -> Case:
-    old, tensors = case.metric.encoder, case.metric.folder.tensors()
-    config = {key: own for key, own in old.config.items() if key != "canary"}
+    """GELU for QuickGELU, or the reverse."""
+    encoder = case.metric.encoder
+    config = {key: value for key, value in encoder.config.items() if key != "canary"}
     config["activation"] = "gelu" if config["activation"] == "quick_gelu" else "quick_gelu"
-    return case.patched(encoder=type(old)(config, tensors, device=str(old.device), dtype=old.dtype))
+    tensors = case.metric.folder.tensors()
+    changed = type(encoder)(config, tensors, device=str(encoder.device), dtype=encoder.dtype)
+    return case.patched(encoder=changed)
 
 
-def _half(*features: Any) -> dict[str, Any]:
-    """Columns of PAC-S."""
-    sides = (side.astype(np.float16) for side in features)
-    x, y = (side / np.sqrt(np.sum(side**2, axis=1, keepdims=True)) for side in sides)
+def _half(images: Floats, captions: Floats) -> dict[str, Any]:
+    """Columns of PAC-S, of features that are normalised in float16."""
+    x = _half_unit(images)
+    y = _half_unit(captions)
     return {"cosine": nullable(np.sum(x * y, axis=1).astype(np.float32))}
 
 
+def _half_unit(features: Floats) -> Any:
+    side = features.astype(np.float16)
+    return side / np.sqrt(np.sum(side**2, axis=1, keepdims=True))
+
+
 def _with_captions(case: Case) -> Case:
-    rows = zip(case.samples.captions, case.samples.references or [], strict=True)
-    return case.by(statistics=case.metric.prepare([[text, *own] for text, own in rows]))
+    """Document frequencies count captions, too."""
+    documents = []
+    for caption, references in zip(case.samples.captions, case.samples.references or [], strict=True):
+        documents.append([caption, *references])
+    return case.with_options(statistics=case.metric.prepare(documents))
 
 
-def _both(case: Case, choose: Any = Ragged.max) -> tuple[Any, Any]:
+def _both(case: Case, choose: Callable[[Ragged], Any] = Ragged.max) -> tuple[Any, Any]:
     """The score without references and a choice of their cosines; or precision and recall."""
     parts = case.values.parts
     if "precision" in parts:
@@ -314,25 +357,33 @@ def _both(case: Case, choose: Any = Ragged.max) -> tuple[Any, Any]:
 
 
 def _flattened(case: Case) -> Case:
-    texts = case.samples.references or []
-    owner = np.repeat(np.arange(len(texts)), [len(own) for own in texts])
-    alone = [[text] for own in texts for text in own]
-    pairs = replace(case.samples.select(owner), references=alone, indices=range(len(owner)))
+    """Each reference counts alone, and the mean over the references of a caption."""
+    references = case.samples.references or []
+    owner = np.repeat(np.arange(len(references)), [len(texts) for texts in references])
+    single = [[text] for texts in references for text in texts]
+    pairs = replace(case.samples.select(owner), references=single, indices=range(len(owner)))
     scores = case.metric.aggregate(canonical(case.metric.encode_all(pairs))).scores
-    return case.to(np.bincount(owner, scores) / np.bincount(owner))
+    return case.with_scores(np.bincount(owner, scores) / np.bincount(owner))
+
+
+def _without_caption(caption: str, references: list[str]) -> list[str]:
+    return [reference for reference in references if reference != caption]
 
 
 def _nltk(case: Case, method: int) -> Case:
     """BLEU-4 as `nltk.translate.bleu_score` smooths it, of captions and of the set."""
     sums = np.asarray(case.values.summands, dtype=np.float64)
-    return case.to(_nltk_bleu(sums, method), float(_nltk_bleu(sums.sum(axis=0), method)))
+    number = float(_nltk_bleu(sums.sum(axis=0), method))
+    return case.with_scores(_nltk_bleu(sums, method), number)
 
 
 def _nltk_bleu(sums: Any, method: int) -> Any:
     """BLEU-4 of (..., 10) sums of `bleu_of_sums`; methods are those of NLTK's `SmoothingFunction`."""
     matches = sums[..., :4]
+    # At least 1: a short caption has no n-gram of four words to divide by, and no match either.
     totals = np.maximum(sums[..., 4:8], 1)
-    length, reference_length = sums[..., 8], sums[..., 9]
+    length = sums[..., 8]
+    reference_length = sums[..., 9]
     absent = matches == 0
     halvings = 2.0 ** np.cumsum(absent, axis=-1)
     if method == 1:
@@ -363,94 +414,111 @@ def _best_f(case: Case) -> Any:
 def _of_images(case: Case, how: str, once: bool = False) -> Case:
     import pandas as pd
 
-    keys = [case.rows["group"].to_pylist(), case.samples.captions][: 1 + once]
-    table = pd.Series(case.scores).groupby(list(map(np.array, keys)), sort=False)
-    return case.to(case.scores, float(table.agg(how).mean()))
+    keys = [np.array(case.rows["group"].to_pylist())]  # one group per image
+    if once:
+        keys.append(np.array(case.samples.captions))
+    table = pd.Series(case.scores).groupby(keys, sort=False)
+    return case.with_scores(case.scores, float(table.agg(how).mean()))
 
 
 def _sorted(ids: Sequence[str], key: Callable[[str], Any]) -> list[int]:
-    """Rows in the order of their ids; those of one id stay in theirs."""
+    """Rows in the order of their ids; rows of one id keep their order."""
     return sorted(range(len(ids)), key=lambda row: key(ids[row]))
 
 
 def _natural(text: str) -> list[Any]:
     """A key that sorts digits by their value."""
-    return [(part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"(\d+)", text)]
+    key: list[Any] = []
+    for part in re.split(r"(\d+)", text):
+        key.append((True, int(part)) if part.isdigit() else (False, part))
+    return key
 
 
 SWITCHES: list[Switch] = []
-
-
-COST_OF_IMAGES, COST_OF_WEIGHTS = 2, 3  # of texts 1
+"""All switches, in the order in which a variant combines them."""
+COST_OF_TEXTS = 1
+COST_OF_IMAGES = 2
+COST_OF_WEIGHTS = 3
 
 
 def _block(
-    step: int, metrics: str = "", group: str = "", lift: Any = None, cost: int | None = None
+    step: Step, metrics: str = "", group: str = "", method: Any = None, cost: int | None = None
 ) -> Callable[..., None]:
-    """What adds switches of one step, metrics and group; lift: the method of `Case` that takes a change."""
-    pictures = lift in (Case.images, Case.float_pixels) or metrics == "images"
-    usual = 0 if step != ENCODED else COST_OF_IMAGES if pictures else 1
+    """A function that adds switches of one step, metrics and group. method: of `Case`, that takes a change;
+    None: the change is a function of a case."""
+    changes_images = method in (Case.images, Case.float_pixels)
+    if cost is None:
+        cost = _usual_cost(step, changes_images or metrics == "images")
 
     def add(name: str, sentence: str, change: Any) -> None:
-        more = (name,) if lift in (Case.images, Case.float_pixels) else ()
-        own = (lambda case: lift(case, change, *more)) if lift else change
+        if method is None:
+            changed = change
+        elif changes_images:  # whose features are cached under the name of the change
+            changed = lambda case: method(case, change, name)  # noqa: E731
+        else:
+            changed = lambda case: method(case, change)  # noqa: E731
         dtype = next((bits for bits in ("bfloat16", "float16") if bits in name), None)
-        SWITCHES.append(
-            Switch(name, sentence, own, step, metrics, group or name, usual if cost is None else cost, dtype)
-        )
+        SWITCHES.append(Switch(name, sentence, changed, step, metrics, group or name, cost, dtype))
 
     return add
 
 
-def _options(step: int, entries: list[dict[str, Any]]) -> None:
+def _usual_cost(step: Step, changes_images: bool) -> int:
+    if step != Step.ENCODED:
+        return 0
+    return COST_OF_IMAGES if changes_images else COST_OF_TEXTS
+
+
+def _options(step: Step, entries: list[dict[str, Any]]) -> None:
+    """Add switches of options."""
     for entry in entries:
         option = entry["option"]
         add = _block(step, entry["metrics"], option, cost=entry.get("cost"))
         for value in entry["values"]:
-            change = partial(Case.by, **{option: value})
+            change = partial(Case.with_options, **{option: value})
             add(f"{option}={value!r}", f"the option {option} is {value!r}", change)
 
 
 _DATA = tomllib.loads(Path(__file__).with_name("switches.toml").read_text(encoding="utf-8"))
-_options(ENCODED, _DATA["encoded"])
-add = _block(ENCODED, CIDER)
+_options(Step.ENCODED, _DATA["encoded"])
+add = _block(Step.ENCODED, CIDER)
 add("captions too", "document frequencies count captions, too", _with_captions)
 add("other CIDEr", "CIDEr, or CIDEr-D instead", lambda case: case.patched(clipped=not case.metric.clipped))
-add = _block(ENCODED, lift=Case.captions)
+add = _block(Step.ENCODED, method=Case.captions)
 add("lower case", "captions are made lower case", str.lower)
 add("stripped", "white space around captions is left out", str.strip)
 add("no punctuation", "captions have no punctuation", partial(re.sub, r"[^\w\s]", ""))
 add("77 characters", "captions are cut after 77 characters", lambda text: text[:77])
-add = _block(ENCODED, "", "full stop", Case.captions)
+add = _block(Step.ENCODED, "", "full stop", Case.captions)
 add("full stop", "captions end with a full stop", lambda text: text.rstrip(" .") + ".")
 add("no full stop", "captions end without a full stop", lambda text: text.rstrip(" ."))
-add = _block(ENCODED, "weights", lift=Case.texts)
+add = _block(Step.ENCODED, "weights", method=Case.texts)
 add("PTB", "networks read PTB's tokens, joined by spaces", lambda text: " ".join(ptb_tokens(text)))
-add = _block(ENCODED, f"bleu rougel {CIDER}", "tokens", Case.words)
+add = _block(Step.ENCODED, f"bleu rougel {CIDER}", "tokens", Case.words)
 add("no tokenizer", "texts are split at spaces, without a tokenizer", str.split)
 add("lower, no tokenizer", "lower-case texts are split at spaces", lambda text: text.lower().split())
 add("a-z, 0-9", "words as in rouge_score", lambda text: re.findall("[a-z0-9]+", text.lower()))
 add("punctuation", "punctuation counts as words", lambda text: re.findall(r"\w+|[^\w\s]", text.lower()))
-add = _block(ENCODED, "references", "references", Case.references)
-add("first reference", "the first reference alone counts", lambda caption, own: own[:1])
-add("last reference", "the last reference alone counts", lambda caption, own: own[-1:])
-add("not the first reference", "all references but the first count", lambda caption, own: own[1:])
-add("not the rated one", "no reference is the caption", lambda text, own: [r for r in own if r != text])
+add = _block(Step.ENCODED, "references", "references", Case.references)
+add("first reference", "the first reference alone counts", lambda caption, texts: texts[:1])
+add("last reference", "the last reference alone counts", lambda caption, texts: texts[-1:])
+add("not the first reference", "all references but the first count", lambda caption, texts: texts[1:])
+add("not the rated one", "no reference is the caption", _without_caption)
 for column in ("references", "images"):
-    add = _block(ENCODED, column, column, Case.next)
+    add = _block(Step.ENCODED, column, column, Case.with_next)
     add(f"{column} off by one", f"captions meet the next caption's {column}", column)
 # Images, in the order of a pipeline: turn, mode, reduction, JPEG, resize with crop, channels.
-add = _block(ENCODED, "images", "", Case.images)
+add = _block(Step.ENCODED, "images", "", Case.images)
 add("upright", "photographs are turned upright (EXIF)", lambda image, n: ImageOps.exif_transpose(image))
-add = _block(ENCODED, "images", "mode", Case.images)
+add = _block(Step.ENCODED, "images", "mode", Case.images)
 add("RGB first", "images become RGB before they are resized", lambda image, n: image.convert("RGB"))
 add("on white", "transparent images come on white, in RGB before they are resized", _on_white)
-add = _block(ENCODED, "images", "", Case.images)
+add = _block(Step.ENCODED, "images", "", Case.images)
 add("256 pixels", "images are 256 pixels long first", lambda image, n: ImageOps.contain(image, (256, 256)))
-add = _block(ENCODED, "images", "JPEG", Case.images)
+add = _block(Step.ENCODED, "images", "JPEG", Case.images)
 for quality in (75, 95):
     add(f"JPEG {quality}", f"JPEG again, of quality {quality}", partial(_jpeg, quality=quality))
-add = _block(ENCODED, CLIP, "resize", Case.images)
+add = _block(Step.ENCODED, CLIP, "resize", Case.images)
 for name in ("bilinear", "lanczos", "nearest"):
     add(name, f"images are resized by Pillow's {name} filter", partial(_square, name=name))
 for mode, antialias in itertools.product(("bicubic", "bilinear"), (True, False)):
@@ -459,7 +527,7 @@ for mode, antialias in itertools.product(("bicubic", "bilinear"), (True, False))
     change = partial(_rounded, mode=mode, antialias=antialias)
     add(how.replace(mode, f"{mode} on tensors"), sentence, change)
     change_floats = partial(_in_floats, mode=mode, antialias=antialias)
-    add_floats = _block(ENCODED, CLIP, "resize", Case.float_pixels)
+    add_floats = _block(Step.ENCODED, CLIP, "resize", Case.float_pixels)
     add_floats(how.replace(mode, f"{mode} on floats"), f"{sentence}, in [0, 1]", change_floats)
 for mode in ("bicubic", "bilinear"):
     sentence = f"images are resized as tensors of 8 bits: {mode}"
@@ -473,40 +541,46 @@ for fast, white in itertools.product((True, False), (True, False)):
 add("squashed", "images are squashed to a square", _squashed)
 add("padded", "images are padded to a square after they are resized", _padded)
 add("padded first", "images are padded to a square before they are resized", _padded_first)
-add = _block(ENCODED, "images", "", Case.images)
+add = _block(Step.ENCODED, "images", "", Case.images)
 add("BGR", "red and blue are swapped", _swapped)
-add = _block(ENCODED, CLIP, "prompt")
-add("prompt twice", "the prompt comes twice", lambda case: case.by(prompt=case.metric.options.prompt * 2))
-add = _block(ENCODED, CLIP)
+add = _block(Step.ENCODED, CLIP, "prompt")
+add(
+    "prompt twice",
+    "the prompt comes twice",
+    lambda case: case.with_options(prompt=case.metric.options.prompt * 2),
+)
+add = _block(Step.ENCODED, CLIP)
 add("end token lost", "cut captions lose their end token, so that the start token is read", _end_lost)
-add = _block(ENCODED, CLIP, cost=COST_OF_WEIGHTS)
+add = _block(Step.ENCODED, CLIP, cost=COST_OF_WEIGHTS)
 add("other GELU", "GELU for QuickGELU, or the reverse", _other_activation)
-add = _block(ENCODED, CLIP)
+add = _block(Step.ENCODED, CLIP)
 add("float16 normalisation", "features are normalised in float16", lambda case: case.patched(columns=_half))
-_options(SCORED, _DATA["scored"])
-add = _block(SCORED, "pacs clips", lift=Case.made)
-add("no max", "negative cosines stay so", lambda case: case.part("cosine").scores * case.metric.options.w)
-add = _block(SCORED, REFCLIP, "formula", Case.made)
+_options(Step.SCORED, _DATA["scored"])
+add = _block(Step.SCORED, "pacs clips", method=Case.scored_by)
+add(
+    "no max", "negative cosines stay so", lambda case: case.with_part("cosine").scores * case.metric.options.w
+)
+add = _block(Step.SCORED, REFCLIP, "formula", Case.scored_by)
 add("mean of references", "the mean cosine counts", lambda case: harmonic_mean(*_both(case, Ragged.mean)))
 add("arithmetic mean", "the arithmetic mean of both", lambda case: sum(_both(case)) / 2)
 add("geometric mean", "the geometric mean of both", lambda case: np.sqrt(np.prod(_both(case), axis=0)))
-add = _block(SCORED, "rougel vilbertscore", "formula", Case.made)
+add = _block(Step.SCORED, "rougel vilbertscore", "formula", Case.scored_by)
 add("equal F", "precision and recall count alike", lambda case: harmonic_mean(*_both(case)))
 for entry in _DATA["parts"]:
-    add = _block(SCORED, entry["metrics"], "formula", Case.part)
+    add = _block(Step.SCORED, entry["metrics"], "formula", Case.with_part)
     for name in entry["names"]:
         add(name, f"{name} stands in place of the score", name)
-add = _block(SCORED, "rougel", "formula", Case.made)
+add = _block(Step.SCORED, "rougel", "formula", Case.scored_by)
 add("best F", "F, with equal weights, of the best reference, as in rouge_score", _best_f)
-add = _block(SCORED, "bleu", "formula")
+add = _block(Step.SCORED, "bleu", "formula")
 add("NLTK", "0 where nothing matches, as in NLTK", partial(_nltk, method=0))
 for method, smoothing in enumerate(("0.1 for 0", "1 added for 2 to 4 words", "halves for 0", "by length"), 1):
     add(f"NLTK's method{method}", f"smoothed as in NLTK: {smoothing}", partial(_nltk, method=method))
-_block(SCORED, "references", "references")("flattened", "each reference counts alone", _flattened)
-add = _block(SCORED, "", "scale", lambda case, n: case.to(case.scores * n, case.mean * n))
+_block(Step.SCORED, "references", "references")("flattened", "each reference counts alone", _flattened)
+add = _block(Step.SCORED, "", "scale", lambda case, n: case.with_scores(case.scores * n, case.mean * n))
 add("times 100", "scores are times 100", 100)
 add("divided by 10", "scores are divided by 10", 0.1)
-add = _block(SCORED, "", "order", Case.made)
+add = _block(Step.SCORED, "", "order", Case.scored_by)
 add("sorted by id", "scores are in the order of sorted ids", lambda case: case.scores[_sorted(case.ids, str)])
 add(
     "sorted by number",
@@ -514,12 +588,12 @@ add(
     lambda case: case.scores[_sorted(case.ids, _natural)],
 )
 add("off by one", "scores stand one row too late", lambda case: np.roll(case.scores, 1))
-add = _block(SCORED, lift=Case.made)
+add = _block(Step.SCORED, method=Case.scored_by)
 add("float16 scores", "scores are rounded to float16", lambda case: case.scores.astype(np.float16))
 add("failed as 0", "captions that failed count 0", lambda case: np.nan_to_num(case.scores))
-add = _block(NUMBER, "", "number")
-add("mean of captions", "the mean of the captions' own scores", lambda case: case.to(case.scores))
-add("median", "the median of scores", lambda case: case.to(case.scores, np.nanmedian(case.scores)))
+add = _block(Step.NUMBER, "", "number")
+add("mean of captions", "the mean of the captions' own scores", lambda case: case.with_scores(case.scores))
+add("median", "the median of scores", lambda case: case.with_scores(case.scores, np.nanmedian(case.scores)))
 for how in ("mean", "max", "first", "last"):
     add(f"{how} of images", f"the mean over images of the {how} score of each", partial(_of_images, how=how))
 add("duplicates once", "equal captions of an image count once", partial(_of_images, how="first", once=True))

@@ -1,14 +1,15 @@
-"""`why`: which known variant of a metric gives somebody's number, or which ones remain."""
+"""`why`: which known variant of a metric reproduces a given score, or which ones remain."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from itertools import combinations, groupby, product
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from capeval_core.errors import InputError, Problem
@@ -16,30 +17,67 @@ from capeval_core.inputs.samples import Samples
 from capeval_core.metric import CaptionMetric, prepared
 from capeval_core.models.rounding import OF_FORMULAS, UNIT, rounding
 from capeval_core.registry import load
-from capeval_core.replay.variants import COST_OF_WEIGHTS, ENCODED, KNOWN, NUMBER, SWITCHES, Case, Switch
+from capeval_core.replay.variants import COST_OF_WEIGHTS, KNOWN, SWITCHES, Case, Step, Switch
 
-_PROBE, _SHOWN = 4, 10  # captions on which a variant is tried first; variants in the table
-_UNITS, _OTHERS = 500, 1  # how near other numbers are counted, and how many leave no doubt of one
+_PROBE = 4  # captions on which a variant is tried first
+_TABLE_LENGTH = 10  # variants in the table
+_UNITS = 500  # tolerances within which other numbers are near
+_MAX_NEAR = 1  # other numbers that may be near if one is to be sure
 _DISTINCT = 5  # so many different scores do not agree by accident
-_NEAR = 0.05  # units, a difference that says nothing
+_NEGLIGIBLE = 0.05  # units, a difference that says nothing
 _COARSE = ("float16", "bfloat16")
 _ACCIDENT = 0.2  # of scores of 16 bits, far more than those that are a float32 network's by accident
+_CANNOT_RUN = (ValueError, TypeError, OSError, ImportError)
+"""Errors of a variant that this metric, its weights or this machine do not allow."""
 Variant = tuple[Switch, ...]
+Flags = NDArray[np.bool_]
 
 
-class _Theirs:
+@dataclass(frozen=True)
+class _Comparison:
+    """A variant's numbers, compared with the given ones."""
+
+    number: float | None  # of the set; None where only a few captions were computed
+    agree: float  # share of captions that agree in float32
+    shares: Mapping[str, float]  # those that agree to 16 bits, by dtype
+    units: float  # the median difference in tolerances
+    scores: NDArray[np.float64]  # NaN where none is compared
+
+
+@dataclass(frozen=True)
+class _Trial(_Comparison):
+    """A variant that was computed and compared."""
+
+    variant: Variant = field(kw_only=True)
+
+    @property
+    def name(self) -> str:
+        return _name(self.variant)
+
+    @property
+    def agrees(self) -> bool:
+        return self.agree == 1
+
+    def agrees_in(self, dtype: str) -> bool:
+        """All captions agree to the 16 bits of a dtype."""
+        return self.number is not None and self.shares[dtype] == 1
+
+
+class _GivenScores:
     """A number of the set, as text or float, or one per caption, in order or by the image's id; as exact as
     their digits say, but no more than processors agree on the scores of a network."""
 
-    def __init__(self, given: Any, ids: Sequence[str], network: Any) -> None:
-        self.of_set = isinstance(given, (str, int, float, np.number))
-        self.has_network = network is not None
+    def __init__(self, given_scores: Any, ids: Sequence[str], network: Any) -> None:
+        self.of_set = isinstance(given_scores, (str, int, float, np.number))
         # A search asks some thousand times, and a network has some hundred weights.
         self.rounding = {dtype: rounding(network, dtype) for dtype in ("float32", *_COARSE)}
-        listed = [given.get(one) for one in ids] if isinstance(given, Mapping) else [*np.atleast_1d(given)]
+        if isinstance(given_scores, Mapping):
+            listed = [given_scores.get(image_id) for image_id in ids]
+        else:
+            listed = [*np.atleast_1d(given_scores)]
         if not self.of_set and len(listed) != len(ids):
-            found = f"has {len(listed):,} scores for {len(ids):,} captions"
-            raise InputError(Problem("theirs", found, "give one for each, None where it is unknown"))
+            problem = f"has {len(listed):,} scores for {len(ids):,} captions"
+            raise InputError(Problem("theirs", problem, "give one for each, None where it is unknown"))
         texts = [str(value) for value in listed if value is not None]
         digits = max((len(text.partition(".")[2]) for text in texts if "e" not in text), default=16)
         self.half_digit = 0.5000001 * 10.0**-digits
@@ -47,44 +85,42 @@ class _Theirs:
             self.values = np.array([np.nan if value is None else value for value in listed], dtype=np.float64)
         except (ValueError, TypeError):
             raise InputError(Problem("theirs", "is no number", "give a mean, or one per caption")) from None
-        self.known = np.isfinite(self.values)
-        if not self.known.any():
+        self.is_given = np.isfinite(self.values)
+        if not self.is_given.any():
             raise InputError(Problem("theirs", "has no score of these captions", "give ids as theirs are"))
         self.largest = float(np.nanmax(np.abs(self.values), initial=1.0))
-        self.varied = len(np.unique(self.values[self.known])) >= _DISTINCT
+        self.varied = len(np.unique(self.values[self.is_given])) >= _DISTINCT
 
     def tolerance(self, dtype: str = "float32") -> float:
-        """How far their scores may be from ours if both are computed alike, in networks of a dtype."""
+        """The largest difference of these scores from ours if both are computed alike, in a dtype."""
         return max(self.half_digit, self.noise(dtype))
 
     def noise(self, dtype: str) -> float:
-        """How far scores of two processors may be."""
+        """The largest difference of scores of two processors."""
         noise = self.rounding[dtype]
         if dtype == "float32":
             # Whoever computed numbers of texts alone may have stored them in float32.
             noise = max(OF_FORMULAS * noise, 4 * UNIT["float32"])
         return noise * self.largest
 
-    def beside(self, case: Case, computed: Any) -> dict[str, Any]:
-        """The number; the share of captions that agree in float32, and by dtype to 16 bits; and the median
-        difference in units of the tolerance. computed: (captions,) whether a score is compared."""
-        compared = self.known if self.of_set else self.known & computed
+    def compare(self, case: Case, computed: Flags) -> _Comparison:
+        """Compare the numbers of a case. computed: (captions,) whether a score is compared."""
+        compared = self.is_given if self.of_set else self.is_given & computed
         ours = np.array([case.mean]) if self.of_set else np.asarray(case.scores, dtype=np.float64)
         difference = np.nan_to_num(np.abs(ours - self.values)[compared], nan=np.inf)
         exact = self.tolerance()
-        shares = {dtype: float(np.mean(difference <= self.tolerance(dtype))) for dtype in _COARSE}
-        return {
-            "number": case.mean,
-            "agree": float(np.mean(difference <= exact)),
-            "shares": shares,
-            "units": float(np.median(difference)) / exact,
-            "scores": np.where(compared, ours, np.nan),
-        }
+        return _Comparison(
+            number=case.mean,
+            agree=float(np.mean(difference <= exact)),
+            shares={dtype: float(np.mean(difference <= self.tolerance(dtype))) for dtype in _COARSE},
+            units=float(np.median(difference)) / exact,
+            scores=np.where(compared, ours, np.nan),
+        )
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which variants of a metric give a number.
+    """The variants of a metric that give a number.
 
     variant: the known one that does; None if none or several do, or if it may be an accident. remaining: all
     that do, each with those that give the same scores. tried: how many were computed. untried: which could
@@ -108,228 +144,263 @@ class Search:
     def __init__(
         self, metric: Any, samples: Samples, ids: Sequence[str], weights: Sequence[str] = ()
     ) -> None:
-        self.own = Case(metric, samples, ids)
+        self.case = Case(metric, samples, ids)
         self.network = getattr(getattr(metric, "encoder", None), "model", None)
-        self._kept = dict[tuple[Variant, bool], Case]()
+        self._encoded: dict[tuple[Variant, bool], Case] = {}  # by switches before encoding, and of the probe
         self.switches = [switch for switch in SWITCHES if switch.fits(metric)]
         for name in weights:
-            change = partial(Case.by, weights=name)
-            switch = Switch(name, f"weights are {name}", change, ENCODED, "", "weights", COST_OF_WEIGHTS)
+            change = partial(Case.with_options, weights=name)
+            switch = Switch(name, f"weights are {name}", change, Step.ENCODED, "", "weights", COST_OF_WEIGHTS)
             self.switches.insert(0, switch)
         self.probe: list[int] = []
 
     def scored(self, variant: Variant, *, probe: bool = False) -> Case:
         """A variant's scores; with `probe` of a few captions, and NaN for all others."""
-        first = tuple(switch for switch in variant if switch.step == ENCODED)
-        case = self._kept.get((first, probe))
+        first = _before_encoding(variant)
+        case = self._encoded.get((first, probe))
         if case is None:
-            case = reduce(lambda case, switch: switch.change(case), first, self.own)
+            case = reduce(lambda case, switch: switch.change(case), first, self.case)
             if probe:
                 metric = prepared(case.metric, case.samples)
                 case = replace(case, metric=metric, samples=case.samples.select(self.probe))
             case = case.encoded()
             if len(first) < 2:
-                self._kept[first, probe] = case
+                self._encoded[first, probe] = case
         return self._finished(case, variant[len(first) :], probe)
 
     def _finished(self, case: Case, switches: Variant, probe: bool) -> Case:
-        """The case after changes of its scores. What changes their order needs all places."""
+        """The case after changes of its scores. A change of their order needs all places."""
         scattered = not probe
         for switch in switches:
             if not scattered and switch.group == "order":
-                case, scattered = self._scattered(case), True
+                case = self._scattered(case)
+                scattered = True
             case = switch.change(case)
         return case if scattered else self._scattered(case)
 
     def _scattered(self, case: Case) -> Case:
         """Scores of the probe in their places among all captions."""
-        scores = np.full(len(self.own.ids), np.nan)
+        scores = np.full(len(self.case.ids), np.nan)
         scores[self.probe] = case.scores
-        return case.to(scores)
+        return case.with_scores(scores)
 
-    def explain(self, given: Any, *, most: int = 2, progress: bool = False) -> Explanation:
+    def explain(self, given_scores: Any, *, most: int = 2, progress: bool = False) -> Explanation:
         """The variants of at most so many switches that make the given numbers; fewer switches go first, and
         of as many those that are computed fastest."""
-        theirs = _Theirs(given, self.own.ids, self.network)
+        theirs = _GivenScores(given_scores, self.case.ids, self.network)
         number = self.scored(()).mean
         self._choose_probe(theirs)
-        tried, untried = list[dict[str, Any]](), dict[str, str]()
-        for level, variants in enumerate(self._levels(theirs, most, untried)):
+        tried: list[_Trial] = []
+        untried: dict[str, str] = {}
+        for variants in self._levels(theirs, most, untried):
             bar = tqdm(total=len(variants), desc="variants", disable=None if progress else True)
             for _, equally_dear in groupby(sorted(variants, key=_cost), key=_cost):
                 for variant in equally_dear:
                     bar.update()
                     try:
-                        with np.errstate(all="ignore"):
-                            beside = self._beside(variant, theirs)
-                    except (ValueError, TypeError, OSError, ImportError) as error:
+                        tried.append(self._trial(variant, theirs))
+                    except _CANNOT_RUN as error:
                         untried[_name(variant)] = str(error)
-                    else:
-                        tried.append({"variant": _name(variant), "made": variant, "level": level, **beside})
                 if self._is_found(theirs, tried):
                     break  # another variant that makes the same scores would do so by accident
             bar.close()
             if self._is_explained(theirs, tried):
                 break
-        extended = self._extended(theirs, tried, most) if theirs.of_set else []
-        return self._explanation(theirs, number, tried + extended, untried)
+        if theirs.of_set:
+            tried += self._extended(theirs, tried, most)
+        return self._explanation(theirs, number, tried, untried)
 
-    def _extended(self, theirs: _Theirs, tried: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    def _extended(self, theirs: _GivenScores, tried: list[_Trial], most: int) -> list[_Trial]:
         """Pairs that make a mean as well as a single switch does: a second one may move it by less than its
         digits show. Of networks those that take no further encoding."""
-        singles = [one["made"][0] for one in tried if one["agree"] == 1 and len(one["made"]) == 1]
+        if most < 2:
+            return []
+        singles = [trial.variant[0] for trial in tried if trial.agrees and len(trial.variant) == 1]
         extended = []
-        for first, second in product(singles if most > 1 else [], self.switches):
+        for first, second in product(singles, self.switches):
             is_free = self.network is None or second.cost == 0
             if first.group == second.group or second.dtype is not None or not is_free:
                 continue
             variant = tuple(switch for switch in self.switches if switch in (first, second))
             try:
-                with np.errstate(all="ignore"):
-                    beside = self._beside(variant, theirs)
-            except (ValueError, TypeError, OSError, ImportError):
+                trial = self._trial(variant, theirs)
+            except _CANNOT_RUN:
                 continue
-            if beside["agree"] == 1:
-                extended.append({"variant": _name(variant), "made": variant, "level": 1, **beside})
+            if trial.agrees:
+                extended.append(trial)
         return extended
 
-    def _choose_probe(self, theirs: _Theirs) -> None:
-        """A few captions with scores other than 0, if networks run and there are many captions."""
+    def _choose_probe(self, theirs: _GivenScores) -> None:
+        """Choose a few captions with scores other than 0, if networks run and there are many captions."""
         ours = self.scored(()).scores
-        probe = list[int]()
+        probe: list[int] = []
         if self.network is not None and not theirs.of_set:
-            usable = np.flatnonzero(theirs.known & np.isfinite(ours) & (ours != 0))
+            usable = np.flatnonzero(theirs.is_given & np.isfinite(ours) & (ours != 0))
             if len(usable) >= 2 * _PROBE:
                 probe = usable[np.linspace(0, len(usable) - 1, _PROBE).astype(int)].tolist()
         if probe != self.probe:
-            self._kept = {key: case for key, case in self._kept.items() if not key[1]}
+            self._encoded = {key: case for key, case in self._encoded.items() if not key[1]}
         self.probe = probe
 
     @staticmethod
-    def _is_found(theirs: _Theirs, tried: list[dict[str, Any]]) -> bool:
-        return not theirs.of_set and theirs.varied and any(one["agree"] == 1 for one in tried)
+    def _is_found(theirs: _GivenScores, tried: list[_Trial]) -> bool:
+        return not theirs.of_set and theirs.varied and any(trial.agrees for trial in tried)
 
     @staticmethod
-    def _is_explained(theirs: _Theirs, tried: list[dict[str, Any]]) -> bool:
-        """Whether a variant makes the numbers; for a mean, one of fewer switches than pairs have."""
-        agreeing = [one for one in tried if one["agree"] == 1]
-        return any(len(one["made"]) <= 1 for one in agreeing) if theirs.of_set else bool(agreeing)
+    def _is_explained(theirs: _GivenScores, tried: list[_Trial]) -> bool:
+        """A variant makes the numbers; for a mean, one of fewer switches than pairs have."""
+        agreeing = [trial for trial in tried if trial.agrees]
+        if theirs.of_set:
+            return any(len(trial.variant) <= 1 for trial in agreeing)
+        return bool(agreeing)
 
-    def _levels(self, theirs: _Theirs, most: int, untried: Mapping[str, str]) -> Iterator[list[Variant]]:
-        """Nothing and single switches, and what tools do; then pairs of those that could be tried."""
-        usable = [switch for switch in self.switches if theirs.of_set or switch.step != NUMBER]
-        tools = [names for _, metrics, names in KNOWN if self.own.metric.name in metrics.split()]
-        yield [(), *combinations(usable, 1), *(tuple(s for s in usable if s.name in own) for own in tools)]
+    def _levels(self, theirs: _GivenScores, most: int, untried: Mapping[str, str]) -> Iterator[list[Variant]]:
+        """Nothing, single switches and the tools' variants; then pairs of those that could be tried."""
+        usable = [switch for switch in self.switches if theirs.of_set or switch.step != Step.NUMBER]
+        variants: list[Variant] = [(), *combinations(usable, 1)]
+        for _, metrics, names in KNOWN:
+            if self.case.metric.name in metrics.split():
+                variants.append(tuple(switch for switch in usable if switch.name in names))
+        yield variants
         if most > 1:
             pairs = combinations([switch for switch in usable if switch.name not in untried], 2)
-            yield [(a, b) for a, b in pairs if a.group != b.group]
+            yield [(first, second) for first, second in pairs if first.group != second.group]
 
-    def _beside(self, variant: Variant, theirs: _Theirs) -> dict[str, Any]:
-        """Their numbers beside a variant's: of the probe, and of all captions if it passes."""
-        first = tuple(switch for switch in variant if switch.step == ENCODED)
-        if self.probe and (first, False) not in self._kept:
-            computed = self._probed(variant)
-            if (theirs.known & computed).any():
-                few = theirs.beside(self.scored(variant, probe=True), computed)
-                dtype = self._dtype(variant)
-                if few["agree"] < 1 and (dtype is None or few["shares"][dtype] < 1):
-                    return {**few, "number": None}
-        return theirs.beside(self.scored(variant), np.ones(len(self.own.ids), dtype=bool))
+    def _trial(self, variant: Variant, theirs: _GivenScores) -> _Trial:
+        """Compute a variant and compare it: the probe, and all captions if it passes."""
+        with np.errstate(all="ignore"):
+            comparison = self._compared_probe(variant, theirs)
+            if comparison is None:
+                comparison = self._compared(variant, theirs)
+        return _Trial(**vars(comparison), variant=variant)
+
+    def _compared(self, variant: Variant, theirs: _GivenScores) -> _Comparison:
+        """The comparison of all captions."""
+        return theirs.compare(self.scored(variant), np.ones(len(self.case.ids), dtype=bool))
+
+    def _compared_probe(self, variant: Variant, theirs: _GivenScores) -> _Comparison | None:
+        """The comparison of the probe if it fails; None if all captions are to be compared."""
+        if not self.probe or (_before_encoding(variant), False) in self._encoded:
+            return None
+        computed = self._probed(variant)
+        if not (theirs.is_given & computed).any():
+            return None
+        comparison = theirs.compare(self.scored(variant, probe=True), computed)
+        dtype = self._dtype(variant)
+        if comparison.agree == 1 or (dtype is not None and comparison.shares[dtype] == 1):
+            return None
+        return replace(comparison, number=None)
 
     def _probed(self, variant: Variant) -> Any:
-        """(captions,) where the probe's scores stand after changes of order."""
-        places = self.own.to(np.isin(np.arange(len(self.own.ids)), self.probe))
+        """(captions,) the places of the probe's scores after changes of order."""
+        places = self.case.with_scores(np.isin(np.arange(len(self.case.ids)), self.probe))
         reordering = [switch for switch in variant if switch.group == "order"]
         return reduce(lambda case, switch: switch.change(case), reordering, places).scores
 
     def _dtype(self, variant: Variant) -> str | None:
         """The dtype of 16 bits that scores of a variant went through."""
-        dtypes = {switch.dtype for switch in variant} | {getattr(self.own.metric.options, "dtype", None)}
+        dtypes = {switch.dtype for switch in variant} | {getattr(self.case.metric.options, "dtype", None)}
         return next((dtype for dtype in reversed(_COARSE) if dtype in dtypes), None)
 
     def _explanation(
-        self, theirs: _Theirs, number: float, tried: list[dict[str, Any]], untried: dict[str, str]
+        self, theirs: _GivenScores, number: float, tried: list[_Trial], untried: dict[str, str]
     ) -> Explanation:
         groups, dtype = self._agreeing(theirs, tried)
         sure = len(groups) == 1 and self._is_sure(theirs, tried, groups[0], dtype)
-        remaining = [[one["variant"] for one in group] for group in groups]
+        remaining = []
+        for group in groups:
+            remaining.append([trial.name for trial in group])
         nearest = self._nearest(theirs, tried, complete=not groups)
-        outcome = f"none of {len(tried):,} known variants makes them, the nearest is {nearest[0]['variant']}"
-        if len(groups) == 1:
-            first, *others = groups[0]
-            what = "; ".join(one.sentence for one in first["made"]) or "nothing is done otherwise"
-            more = f" (and {len(others)} others that make the same)" if others else ""
-            outcome = f"{first['variant']}{more}: {what}; one of {len(tried):,} variants that were tried"
-            outcome += f"; as near as {dtype} is on different processors" if dtype else ""
-            outcome += "" if sure else self._doubt(theirs, dtype)
-        elif groups:
+        if not groups:
+            outcome = f"none of {len(tried):,} known variants makes them, the nearest is {nearest[0].name}"
+        elif len(groups) == 1:
+            outcome = _outcome(groups[0], len(tried), dtype)
+            if not sure:
+                outcome += self._doubt(theirs, dtype)
+        else:
             listed = "; ".join(names[0] for names in remaining)
             outcome = f"one of {len(remaining)} that make them, of {len(tried):,} that were tried: {listed}"
         failed = "".join(f"\n{name} could not be tried: {reason}" for name, reason in untried.items())
-        own = f"{self.own.metric.title} of these {len(self.own.ids):,} captions is {number:.6g}"
-        sentence = f"{own} by {self.own.metric.signature()}.\nThe other numbers: {outcome}.{failed}"
-        only = remaining[0][0] if sure else None
-        return Explanation(only, remaining, len(tried), untried, nearest, sentence)
+        metric = self.case.metric
+        ours = f"{metric.title} of these {len(self.case.ids):,} captions is {number:.6g}"
+        return Explanation(
+            variant=remaining[0][0] if sure else None,
+            remaining=remaining,
+            tried=len(tried),
+            untried=untried,
+            table=[
+                {"variant": trial.name, "number": trial.number, "agree": trial.agree} for trial in nearest
+            ],
+            sentence=f"{ours} by {metric.signature()}.\nThe other numbers: {outcome}.{failed}",
+        )
 
     @staticmethod
-    def _doubt(theirs: _Theirs, dtype: str | None) -> str:
+    def _doubt(theirs: _GivenScores, dtype: str | None) -> str:
         if dtype is not None and not theirs.of_set:
             return ", and so may be another change that is as small"
         return "; perhaps by accident, which a score for each caption would show"
 
-    def _agreeing(
-        self, theirs: _Theirs, tried: list[dict[str, Any]]
-    ) -> tuple[list[list[dict[str, Any]]], str | None]:
-        """The variants that make the numbers, those together that make the same; else those that make them
-        but for the rounding of 16 bits, those together that are one variant in float32, and the dtype."""
-        exact = [one for one in tried if one["agree"] == 1]
+    def _agreeing(self, theirs: _GivenScores, tried: list[_Trial]) -> tuple[list[list[_Trial]], str | None]:
+        """The variants that make the numbers, grouped by equal scores; else those that make them but for the
+        rounding of 16 bits, grouped by their variant in float32, and the dtype."""
+        exact = [trial for trial in tried if trial.agrees]
         if exact:
-            return [_simplest_first(group) for group in _alike(exact, theirs.noise("float32"))], None
+            groups = _alike(exact, theirs.noise("float32"))
+            return [_simplest_first(group) for group in groups], None
         for dtype in _COARSE:
-            of_dtype = [one for one in tried if self._dtype(one["made"]) == dtype]
-            rounded = [one for one in of_dtype if one["number"] is not None and one["shares"][dtype] == 1]
+            of_dtype = [trial for trial in tried if self._dtype(trial.variant) == dtype]
+            rounded = [trial for trial in of_dtype if trial.agrees_in(dtype)]
             if rounded:
-                fewest = min(len(_in_float32(one["made"])) for one in rounded)
-                bases = dict[Variant, list[dict[str, Any]]]()
-                for one in sorted(rounded, key=lambda one: one["units"]):
-                    base = _in_float32(one["made"])
+                fewest = min(len(_in_float32(trial.variant)) for trial in rounded)
+                bases: dict[Variant, list[_Trial]] = {}
+                for trial in sorted(rounded, key=lambda trial: trial.units):
+                    base = _in_float32(trial.variant)
                     if len(base) == fewest:
-                        bases.setdefault(base, []).append(one)
+                        bases.setdefault(base, []).append(trial)
                 return list(bases.values()), dtype
         return [], None
 
     def _is_sure(
-        self, theirs: _Theirs, tried: list[dict[str, Any]], group: list[dict[str, Any]], dtype: str | None
+        self, theirs: _GivenScores, tried: list[_Trial], group: list[_Trial], dtype: str | None
     ) -> bool:
-        """Whether the only variants that make the numbers do so by no accident."""
+        """The only variants that make the numbers do so by more than accident."""
         if theirs.of_set:
-            near = [round(one["number"], 9) for one in tried if one["units"] <= _UNITS]
-            return dtype is None and len(set(near)) <= 1 + _OTHERS
+            numbers = {round(trial.number or 0.0, 9) for trial in tried if trial.units <= _UNITS}
+            return dtype is None and len(numbers) <= 1 + _MAX_NEAR
         if dtype is None:
             return theirs.varied
         # bfloat16 is so coarse that changes which nobody knows pass for it. Of float16 scores hardly one is
         # that of float32, and all together they are nearer to ours in float16 than to those in float32.
-        compared = theirs.known & (theirs.values != 0)
+        compared = theirs.is_given & (theirs.values != 0)
         if dtype != "float16" or not theirs.varied or not compared.any():
             return False
-        plain = np.abs(self.scored(_in_float32(group[0]["made"])).scores - theirs.values)[compared]
-        half = np.abs(group[0]["scores"] - theirs.values)[compared]
-        accidental = float(np.mean(plain <= theirs.tolerance()))
-        return accidental <= _ACCIDENT and bool(np.mean(half**2) < np.mean(plain**2))
+        in_float32 = self.scored(_in_float32(group[0].variant)).scores
+        from_float32 = np.abs(in_float32 - theirs.values)[compared]
+        from_float16 = np.abs(group[0].scores - theirs.values)[compared]
+        accidental = float(np.mean(from_float32 <= theirs.tolerance()))
+        return accidental <= _ACCIDENT and bool(np.mean(from_float16**2) < np.mean(from_float32**2))
 
-    def _nearest(
-        self, theirs: _Theirs, tried: list[dict[str, Any]], *, complete: bool
-    ) -> list[dict[str, Any]]:
+    def _nearest(self, theirs: _GivenScores, tried: list[_Trial], *, complete: bool) -> list[_Trial]:
         """The nearest variants with other scores each; of the probe alone where not `complete`."""
-        ordered = sorted(tried, key=lambda one: (-one["agree"], one["units"]))
-        first = [group[0] for group in _alike(ordered, 1e-7, most=_SHOWN)]
+        ordered = sorted(tried, key=_distance)
+        nearest = [group[0] for group in _alike(ordered, 1e-7, most=_TABLE_LENGTH)]
         if complete:
-            every = np.ones(len(self.own.ids), dtype=bool)
-            for place, one in enumerate(first):
-                if one["number"] is None:
-                    first[place] = {**one, **theirs.beside(self.scored(one["made"]), every)}
-            first.sort(key=lambda one: (-one["agree"], one["units"]))
-        return [{name: one[name] for name in ("variant", "number", "agree")} for one in first]
+            for place, trial in enumerate(nearest):
+                if trial.number is None:
+                    comparison = self._compared(trial.variant, theirs)
+                    nearest[place] = _Trial(**vars(comparison), variant=trial.variant)
+            nearest.sort(key=_distance)
+        return nearest
+
+
+def _outcome(group: Sequence[_Trial], tried: int, dtype: str | None) -> str:
+    """The sentence about the only variant that makes the numbers."""
+    changes = "; ".join(switch.sentence for switch in group[0].variant) or "nothing is done otherwise"
+    more = f" (and {len(group) - 1} others that make the same)" if len(group) > 1 else ""
+    outcome = f"{group[0].name}{more}: {changes}; one of {tried:,} variants that were tried"
+    if dtype is not None:
+        outcome += f"; as near as {dtype} is on different processors"
+    return outcome
 
 
 def _name(variant: Variant) -> str:
@@ -337,35 +408,41 @@ def _name(variant: Variant) -> str:
 
 
 def _cost(variant: Variant) -> int:
-    """What computing it costs, by the dearest of its switches."""
+    """The cost of computing a variant: that of its dearest switch."""
     return max((switch.cost for switch in variant), default=0)
+
+
+def _distance(trial: _Trial) -> tuple[float, float]:
+    """A key that sorts the nearest first."""
+    return -trial.agree, trial.units
+
+
+def _before_encoding(variant: Variant) -> Variant:
+    return tuple(switch for switch in variant if switch.step == Step.ENCODED)
 
 
 def _in_float32(variant: Variant) -> Variant:
     return tuple(switch for switch in variant if switch.dtype is None)
 
 
-def _simplest_first(group: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that are nearest but for float32's noise in their order, before all others."""
-    near = max(2 * min(one["units"] for one in group), _NEAR)
-    return sorted(group, key=lambda one: bool(one["units"] > near))
+def _simplest_first(group: list[_Trial]) -> list[_Trial]:
+    """The trials that are nearest but for float32's noise in their order, before all others."""
+    near = max(2 * min(trial.units for trial in group), _NEGLIGIBLE)
+    return sorted(group, key=lambda trial: bool(trial.units > near))
 
 
-def _alike(
-    variants: Sequence[dict[str, Any]], tolerance: float, most: int | None = None
-) -> list[list[dict[str, Any]]]:
+def _alike(variants: Sequence[_Trial], tolerance: float, most: int | None = None) -> list[list[_Trial]]:
     """Variants in groups that make the same scores, at most so many groups."""
-    groups = list[list[dict[str, Any]]]()
-    for one in variants:
-        like = [
-            group for group in groups if np.allclose(group[0]["scores"], one["scores"], 0, tolerance, True)
-        ]
-        if like:
-            like[0].append(one)
-        elif most is None or len(groups) < most:
-            groups.append([one])
+    groups: list[list[_Trial]] = []
+    for trial in variants:
+        for group in groups:
+            if np.allclose(group[0].scores, trial.scores, 0, tolerance, True):
+                group.append(trial)
+                break
         else:
-            break
+            if most is not None and len(groups) == most:
+                break
+            groups.append([trial])
     return groups
 
 
@@ -382,7 +459,7 @@ def why(
     progress: bool = False,
     **options: Any,
 ) -> Explanation:
-    """Find the known variant of a metric that gives somebody else's number for the same captions.
+    """Find the known variant of a metric that reproduces a score reported elsewhere for the same captions.
 
     Args:
         theirs: the mean as text, with the digits that are printed ("0.522"); or, which says far more, a score

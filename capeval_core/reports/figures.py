@@ -22,18 +22,24 @@ from capeval_core.regions.regions import Regions
 _Points = NDArray[np.float64]
 _Box = tuple[int, int, int, int]
 
-INK, FAINT, _LINE, _RIGHT, _WRONG = "#1c202c", "#687082", "#e4e7ed", "#1e8a60", "#c83042"
+INK = "#1c202c"
+FAINT = "#687082"
+_LINE = "#e4e7ed"
+_RIGHT = "#1e8a60"
+_WRONG = "#c83042"
 _UNMENTIONED = "#707888"
 _SHADES = "2662d9 d97706 0d9488 8648d6 be3c8c 4c822a 0284c7 925e2e 4f46e5 a06e0a"
 REGIONS = [f"#{shade}" for shade in _SHADES.split()]
 """Colours of regions, repeated after the last. No red, which marks mistakes."""
 _DESIGNED = 440  # width for which the sizes of outlines are given
 _SOFT = 1.7  # of the blur, in which an outline is a band of values
-_EDGE, _CASING = 68, 109  # how far from the middle the band of the line and of its white edge reach
+_EDGE = 68  # how far the band of a line reaches from its middle
+_CASING = 109  # and that of its white edge
 TERMS = {"gitc": "gITC", "litc": "lITC", "gttc": "gTTC", "lttc": "lTTC", "itm": "ITM"}
 """The papers' names of parts that have others here."""
 _STYLE = Path(__file__).with_name("figures.mplstyle")
-_WIDTH, _DPI = 960, 96
+_WIDTH = 960
+_DPI = 96
 _LABEL_GAP = 0.02  # between labels at 45 degrees, in widths of a histogram
 _FONTS = ("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans", "PingFang SC", "Microsoft YaHei")
 
@@ -78,8 +84,9 @@ def outlined(
     """The image with outlines, at most `width` pixels wide; what lies outside of `visible` is dimmed."""
     # Drawn at twice the size at which it is shown, for smooth edges.
     across = 2 * width * min(1.0, 2 * image.width / image.height)
+    scale = 2 * width / _DESIGNED
     size = max(2, round(across)), max(2, round(across * image.height / image.width))
-    drawn, scale = image.convert("RGB").resize(size, Image.Resampling.LANCZOS), 2 * width / _DESIGNED
+    drawn = image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
     x0, y0, x1, y1 = (round(side * drawn.width / image.width) for side in visible)
     if x1 - x0 < drawn.width - 1 or y1 - y0 < drawn.height - 1:
         sharp = drawn.crop((x0, y0, x1, y1))
@@ -88,48 +95,62 @@ def outlined(
         for colour, line in (("white", 3.0), (INK, 1.0)):
             ImageDraw.Draw(drawn).rectangle((x0, y0, x1, y1), outline=colour, width=round(line * scale))
     edges: list[_Points] = [np.empty((0, 2))] * len(regions)
-    colours = [region_colour(index, missed) for index, missed in enumerate(unmentioned)]
-    for index in np.argsort(-regions.areas, kind="stable").tolist():  # small ones lie on large ones
-        band, place = _band(rle.decode(regions.runs[index], regions.size), drawn.size, scale)
+    colours = [region_colour(index, dashed) for index, dashed in enumerate(unmentioned)]
+    for index in np.argsort(-regions.areas, kind="stable").tolist():  # small ones are drawn over large ones
+        mask = rle.decode(regions.runs[index], regions.size)
+        band, place = _band(mask, drawn.size, scale)
         for reach, shade in ((_CASING, "white"), (_EDGE, colours[index])):
             alpha = np.clip((reach - band) / 12, 0, 1) * 255
             if unmentioned[index] and reach == _EDGE:
+                # A chessboard over the line makes it dashed.
                 alpha *= (np.indices(alpha.shape) // round(7 * scale)).sum(axis=0) % 2
             drawn.paste(shade, place, Image.fromarray(alpha.astype(np.uint8)))
         edges[index] = np.argwhere(band < _EDGE)[:, ::-1] + np.array(place[:2], float)
-    radius, draw = scale * (11 if len(regions) < 20 else 9), ImageDraw.Draw(drawn)
-    for number, (left, top) in enumerate(_place_badges(edges, drawn.size, radius)):
-        for half, fill in ((1.14 * radius, "white"), (radius, colours[number])):
-            draw.ellipse([left - half, top - half, left + half, top + half], fill=fill)
-        font = ImageFont.load_default(radius * (1.3 if number < 9 else 1.1))
-        draw.text((left, top), str(number + 1), "white", font, anchor="mm", stroke_width=radius / 30)
+    radius = scale * (11 if len(regions) < 20 else 9)
+    for number, centre in enumerate(_place_badges(edges, drawn.size, radius)):
+        _draw_badge(drawn, centre, radius, number, colours[number])
     return drawn.resize((drawn.width // 2, drawn.height // 2), Image.Resampling.LANCZOS)
 
 
+def _draw_badge(image: Image.Image, centre: _Points, radius: float, number: int, colour: str) -> None:
+    """Draw a disc with the number of a region, which counts from 1 for readers."""
+    left, top = centre
+    draw = ImageDraw.Draw(image)
+    for half, fill in ((1.14 * radius, "white"), (radius, colour)):
+        draw.ellipse([left - half, top - half, left + half, top + half], fill=fill)
+    font = ImageFont.load_default(radius * (1.3 if number < 9 else 1.1))
+    draw.text((left, top), str(number + 1), "white", font, anchor="mm", stroke_width=radius / 30)
+
+
 def _band(mask: NDArray[np.bool_], size: tuple[int, int], scale: float) -> tuple[_Points, _Box]:
-    """How far each pixel around a mask is from its edge: 0 on it, up to 128; and where these pixels are."""
+    """The distance of each pixel around a mask from its edge: 0 on it, up to 128; and the pixels' box."""
     shares = Image.fromarray(mask.astype(np.uint8) * 255).resize(size, Image.Resampling.BILINEAR)
-    edge, (x0, y0, x1, y1) = round(4 * _SOFT * scale), shares.getbbox() or (0, 0, 1, 1)
-    place = x0 - edge, y0 - edge, x1 + edge, y1 + edge
+    x0, y0, x1, y1 = shares.getbbox() or (0, 0, 1, 1)
+    margin = round(4 * _SOFT * scale)
+    place = x0 - margin, y0 - margin, x1 + margin, y1 + margin
     soft = np.asarray(shares.crop(place).filter(ImageFilter.GaussianBlur(_SOFT * scale)), dtype=np.float64)
     most = soft.max(initial=1.0)
-    return np.abs(soft * (255 / most if most < 200 else 1) - 127.5), place  # a thin mask is blurred away
+    if most < 200:  # a thin mask is blurred away
+        soft = soft * (255 / most)
+    return np.abs(soft - 127.5), place
 
 
 def _place_badges(regions: Sequence[_Points], size: tuple[int, int], radius: float) -> _Points:
     """A place for each region's badge: on its outline, to the top left, else the nearest free one."""
-    low, high = np.full(2, radius + 1), np.maximum(np.asarray(size) - radius - 1, radius + 1)
+    low = np.full(2, radius + 1)
+    high = np.maximum(np.asarray(size) - radius - 1, radius + 1)
     grid = np.mgrid[low[0] : high[0] + 1 : radius, low[1] : high[1] + 1 : radius].reshape(2, -1).T
-    found = np.full((len(regions), 2), np.inf)
+    badges = np.full((len(regions), 2), np.inf)
     # The smallest first: they have the least choice.
     for index in np.argsort([np.prod(np.ptp(points, axis=0)) for points in regions], kind="stable"):
         points = np.clip(regions[index][:: max(1, len(regions[index]) // 96)], low, high)
         points = points[np.argsort(points.sum(axis=1), kind="stable")]
         nearest = grid[np.argsort(np.hypot(*(grid - points[0]).T), kind="stable")]
         candidates = np.concatenate([points, nearest])
-        apart = np.hypot(*(candidates[:, None] - found).transpose(2, 0, 1)) >= 2 * radius + 1
-        found[index] = candidates[apart.all(axis=1).argmax()]
-    return found
+        distances = np.hypot(*(candidates[:, None] - badges).transpose(2, 0, 1))
+        is_free = (distances >= 2 * radius + 1).all(axis=1)
+        badges[index] = candidates[is_free.argmax()]
+    return badges
 
 
 # judged sets, shards and training
@@ -138,7 +159,10 @@ def _place_badges(regions: Sequence[_Points], size: tuple[int, int], radius: flo
 def draw_bars(panels: Mapping[str, Sequence[Any]], note: str = "") -> Image.Image:
     """Panels of dots with intervals, a red tick at what is published: name, value, low, high, published."""
     rows = [max(len(bars), 1) for bars in panels.values()]
-    with _drawing(_WIDTH, sum(26 * count + 62 for count in rows) + 30 * bool(note)) as figure:
+    height = sum(26 * count + 62 for count in rows)
+    if note:
+        height += 30
+    with _drawing(_WIDTH, height) as figure:
         axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=rows)[:, 0]
         for ax, (title, bars) in zip(axes, panels.items(), strict=True):
             ax.set_title(title)
@@ -151,7 +175,8 @@ def draw_bars(panels: Mapping[str, Sequence[Any]], note: str = "") -> Image.Imag
                 ax.plot(published, y, "|", color=_WRONG, markersize=13, markeredgewidth=1.4)
                 ax.plot(value, y, "o", color=shade, markersize=6)
                 text = f"{value:.1f}" if math.isfinite(value) else "undefined"
-                text += f"  [{low:.1f}, {high:.1f}]" if math.isfinite(low) else ""
+                if math.isfinite(low):
+                    text += f"  [{low:.1f}, {high:.1f}]"
                 ax.text(1.01, y, text, transform=ax.get_yaxis_transform(), va="center", color=FAINT)
             ax.margins(x=0.04)
         _note(figure, note)
@@ -171,8 +196,12 @@ def draw_spreads(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Image.I
             ax.set_title(title if drawn else f"{title}: no scores")
             if not drawn:
                 continue
-            box, line = {"facecolor": (shade, 0.24), "edgecolor": shade}, {"color": shade}
-            style: Any = {"whis": (5, 95), "boxprops": box, "whiskerprops": line, "medianprops": line}
+            style: Any = {
+                "whis": (5, 95),
+                "boxprops": {"facecolor": (shade, 0.24), "edgecolor": shade},
+                "whiskerprops": {"color": shade},
+                "medianprops": {"color": shade},
+            }
             ax.boxplot(list(drawn.values()), tick_labels=list(drawn), **style)
             means = [float(np.mean(values)) for values in drawn.values()]
             ax.plot(range(1, len(means) + 1), means, "-o", color=INK, linewidth=1, markersize=3)
@@ -182,20 +211,21 @@ def draw_spreads(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Image.I
 
 
 def draw_histogram(
-    title: str, bins: tuple[Any, Any], marks: Mapping[str, float], kept_from: float | None, note: str
+    title: str, bins: tuple[Any, Any], marks: Mapping[str, float], high_from: float | None, note: str
 ) -> Image.Image:
-    """A histogram of bins (edges, counts) with values marked by their names; what is right of `kept_from` has
+    """A histogram of bins (edges, counts) with values marked by their names; bars right of `high_from` have
     another colour."""
     edges, counts = bins
-    low, high = float(edges[0]), float(edges[-1])
-    middle = high if kept_from is None else kept_from
+    low = float(edges[0])
+    high = float(edges[-1])
+    middle = high if high_from is None else high_from
     with _drawing(_WIDTH, 420) as figure:
         ax = figure.subplots()
         ax.set_title(title, pad=40)
         ax.grid(axis="x", visible=False)
         for start, stop, shade in ((low, middle, "C0"), (middle, high, "C1")):
-            own = np.clip(edges, start, stop)
-            ax.bar(own[:-1], counts, np.diff(own), align="edge", color=shade, edgecolor="white")
+            sides = np.clip(edges, start, stop)
+            ax.bar(sides[:-1], counts, np.diff(sides), align="edge", color=shade, edgecolor="white")
         ax.yaxis.set_major_formatter("{x:,.0f}")
         ax.locator_params(axis="y", integer=True)
         ax.set_xlim(low, high)
@@ -203,6 +233,7 @@ def draw_histogram(
         places = _apart(list(marks.values()), (high - low) * _LABEL_GAP, high)
         for (name, value), place in zip(marks.items(), places, strict=True):
             line = {"color": INK, "linewidth": 0.8, "clip_on": False, "transform": within}
+            # Up through the bars, then aside to the label, which may be moved away from its value.
             ax.plot([value, value, place], [0, 1, 1.03], **line)
             ax.text(place, 1.04, name, transform=within, ha="left", rotation=45, size=7.5)
         _note(figure, note)
@@ -214,6 +245,7 @@ def _apart(values: Sequence[float], gap: float, high: float) -> list[float]:
     places: list[float] = []
     for value in values:
         places.append(max(value, places[-1] + gap) if places else value)
+    # Where they have been pushed beyond the end, they move back from it.
     for i in reversed(range(len(places))):
         places[i] = min(places[i], high - gap * (len(places) - 1 - i))
     return places
@@ -229,7 +261,8 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]
             for name, points in curves.items():
                 ax.plot(*zip(*points, strict=True), label=name, linewidth=1.5)
                 ax.plot(*points[-1], "o", color=ax.lines[-1].get_color(), markersize=4)
-            ax.set_ylim(bottom=min(0.0, *(y for points in curves.values() for _, y in points)))
+            values = [value for points in curves.values() for _, value in points]
+            ax.set_ylim(bottom=min(0.0, *values))
             ax.xaxis.set_major_formatter("{x:,.0f}")
             ax.locator_params(axis="x", integer=True)
             if any(curves):
@@ -237,27 +270,40 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]
     return _image(figure)
 
 
-# explanations: lines of text, with an image or a chart beside or below them
+# explanations: lines of text, with an image or a chart next to or below them
 
-_SCORE, _CAPTION, _HEADING, _TITLE, _ROW, _LEGEND = 28.0, 13.0, 11.0, 10.5, 9.5, 8.0  # sizes of letters
+# Sizes of letters.
+_SCORE = 28.0
+_CAPTION = 13.0
+_HEADING = 11.0
+_TITLE = 10.5
+_ROW = 9.5
+_LEGEND = 8.0
 _BOLD = (_SCORE, _HEADING)
-_COLUMN, _WIDE, _NARROW = 520, 720, 760  # pixels: of a column, of a chart, of a picture of one column
+_COLUMN = 520  # pixels, of text and of an image next to it
+_CHART = 720  # pixels
+_TWO_COLUMNS = 760  # pixels of a picture from which on it has two columns
 _PARTS = ("gitc", "litc", "precision", "recall", "gttc", "lttc")
 Line = tuple[float, Sequence[tuple[str, str]]]
 """The size of the letters of a line, and its pieces with their colours."""
 
 
 @contextmanager
-def _explained(lines: Iterable[Line], height: float, width: int, across: int = _WIDE) -> Iterator[Any]:
-    """A part of a figure to draw onto, of this height, with lines above it, or beside it."""
-    lines, beside = list(lines), across == _COLUMN and width >= _NARROW
-    text = 24 + sum(2.2 * letters for letters, _ in lines)
-    total = (2 * across, max(text, height)) if beside else (across, text + height)
-    with _drawing(*total, width) as whole:
+def _explained(lines: Iterable[Line], height: float, width: int, across: int = _CHART) -> Iterator[Any]:
+    """A part of a figure to draw onto, of this height, with lines above it, or to the right of it."""
+    lines = list(lines)
+    in_columns = across == _COLUMN and width >= _TWO_COLUMNS
+    text_height = 24 + sum(2.2 * letters for letters, _ in lines)
+    size = (across, text_height + height)
+    if in_columns:
+        size = (2 * across, max(text_height, height))
+    with _drawing(*size, width) as figure:
         from matplotlib.offsetbox import AnchoredOffsetbox, HPacker, TextArea, VPacker
 
-        shape: Any = {"ncols": 2} if beside else {"nrows": 2, "height_ratios": [text, height]}
-        body, head = whole.subfigures(**shape)[:: 1 if beside else -1]
+        if in_columns:
+            body, head = figure.subfigures(ncols=2)
+        else:
+            head, body = figure.subfigures(nrows=2, height_ratios=[text_height, height])
         yield body
         rows: list[Any] = []
         for letters, pieces in lines:
@@ -270,7 +316,7 @@ def _explained(lines: Iterable[Line], height: float, width: int, across: int = _
 
 
 def draw_picture(lines: Iterable[Line], image: Image.Image, width: int) -> Image.Image:
-    """An outlined image with lines of text beside it, above it where there is little room."""
+    """An outlined image with lines of text next to it, above it where there is little room."""
     height = min(image.height / image.width, 1.1) * _COLUMN
     with _explained(lines, height, width, _COLUMN) as figure:
         axes = figure.subplots()
@@ -282,7 +328,8 @@ def draw_picture(lines: Iterable[Line], image: Image.Image, width: int) -> Image
 
 def draw_matches(caption: str, title: str, note: Mapping[str, Any], width: int) -> Image.Image:
     """The cosines of a caption's words (down) with those of a reference (across) as a heat map."""
-    rows, columns = ([_cut(word, 18) for word in note[name]] for name in ("words", "reference_words"))
+    rows = [_cut(word, 18) for word in note["words"]]
+    columns = [_cut(word, 18) for word in note["reference_words"]]
     cosines = np.asarray(note["cosines"])
     scores = f"precision {note['precision']:.3f}, recall {note['recall']:.3f}, F {note['f']:.3f}"
     texts = title, f"caption (rows): {caption}", f"reference (columns): {note['reference']}"
@@ -300,7 +347,8 @@ def draw_matches(caption: str, title: str, note: Mapping[str, Any], width: int) 
         ax.set_yticks(np.arange(len(rows)) + 0.5, rows, color=INK)
         ax.xaxis.tick_top()
         style: Any = {"ha": "center", "va": "center", "size": 7}
-        for (row, column), cosine in np.ndenumerate(cosines if len(columns) <= 20 else []):
+        readable: Any = cosines if len(columns) <= 20 else []
+        for (row, column), cosine in np.ndenumerate(readable):
             ink = "white" if cosine > 0.5 else INK
             ax.text(column + 0.5, row + 0.55, f"{cosine:.2f}", color=ink, **style)
         dots: Any = {"markersize": 3, "color": "white", "markeredgecolor": INK, "markeredgewidth": 0.6}
@@ -332,10 +380,10 @@ def draw_frames(
         row = below.subplots(1, 6)
         for ax in row:
             ax.axis("off")
-        for ax, (frame, (image, _)), own in zip(row, frames.items(), texts, strict=False):
+        for ax, (frame, (image, _)), lines_of_words in zip(row, frames.items(), texts, strict=False):
             ax.imshow(image or Image.new("RGB", (40, 30), _LINE), aspect="equal")
             ax.set_anchor("N")
-            words = "\n".join([f"frame {frame}", *own])
+            words = "\n".join([f"frame {frame}", *lines_of_words])
             ax.text(0, -0.06, words, transform=ax.transAxes, va="top", size=7.5, linespacing=1.35)
     return _image(figure)
 
@@ -345,47 +393,78 @@ def score_lines(title: str, score: float, parts: str, caption: Iterable[tuple[st
     yield _ROW, [(title, FAINT)]
     yield _SCORE, [(f"{score:.3f}", INK)]
     yield _ROW, [(parts, FAINT)]
-    words = [(word, _WRONG if wrong else INK) for text, wrong in caption for word in text.split()]
+    words: list[tuple[str, str]] = []
+    for text, is_mistake in caption:
+        colour = _WRONG if is_mistake else INK
+        words += [(word, colour) for word in text.split()]
     plain = " ".join(word for word, _ in words)
+    start = 0
     for line in textwrap.wrap(plain, 46, break_long_words=False, break_on_hyphens=False):
-        own, words = words[: len(line.split())], words[len(line.split()) :]
-        yield _CAPTION, own
+        stop = start + len(line.split())
+        yield _CAPTION, words[start:stop]
+        start = stop
 
 
 def card_lines(note: Mapping[str, Any], caption: Iterable[tuple[str, bool]]) -> Iterator[Line]:
     """An explanation of HICE-S: score, caption, phrases, references and regions."""
-    title, key = ("RefHICE-S", "refhice_s") if "refhice_s" in note else ("HICE-S", "hice_s")
+    if "refhice_s" in note:
+        title = "RefHICE-S"
+        score = note["refhice_s"]
+    else:
+        title = "HICE-S"
+        score = note["hice_s"]
     parts = [f"{TERMS.get(name, name)} {note[name]:.2f}" for name in _PARTS if name in note]
-    yield from score_lines(title, note[key], "   ".join(parts), caption)
-
-    def row(sign: str, numbers: Sequence[float], text: str, ink: str = INK) -> Line:
-        return _ROW, [("  ".join([sign, *(f"{number:.2f}" for number in numbers), _cut(text, 58)]), ink)]
-
+    yield from score_lines(title, score, "   ".join(parts), caption)
     yield _HEADING, [("Phrases: precision, best region", INK)]
-    for own in note["phrases"]:
-        sign, ink = ("✗", _WRONG) if own["mistake"] else ("✓", _RIGHT) if own["judged"] else ("–", FAINT)
-        where = "whole image" if own["region"] is None else f"region {own['region'] + 1}"
-        yield row(sign, [own["precision"]], f"{_cut(own['phrase'], 44)}: {where}", ink)
+    for phrase in note["phrases"]:
+        yield _phrase_line(phrase)
     if note.get("compared"):
         yield _HEADING, [("References: gTTC, lTTC (●: chosen)", INK)]
-    for own in note.get("compared") or ():
-        yield row("●" if own["chosen"] else "○", [own["gttc"], own["lttc"]], own["reference"])
+    for reference in note.get("compared") or ():
+        sign = "●" if reference["chosen"] else "○"
+        yield _line(sign, [reference["gttc"], reference["lttc"]], reference["reference"])
     yield _HEADING, [("Regions: recall, nearest phrase", INK)]
-    for index, own in enumerate(note["regions"]):
-        text = "not mentioned; nearest: " * own["unmentioned"] + own["phrase"]
-        yield row(f"{index + 1:>2}", [own["recall"]], text, region_colour(index, own["unmentioned"]))
-    if whole := note["whole"]:
-        yield row("whole image", [whole["recall"]], whole["phrase"])
-    where = "inside the square" if note["outside"] else "found"
-    legend = [
-        "dashed: region that no phrase mentions"
-        if note["regions"]
-        else f"No region was {where}: the whole image stands for them.",
-        f"✓ fits a region: precision of at least {note['threshold']:.4g}",
-        f"– {outside_text(note)}; phrases may be about them" if note["outside"] else "",
-        "The end of a text that is longer than the encoder reads was cut off." if note["truncated"] else "",
-    ]
-    yield from ((_LEGEND, [(text, FAINT)]) for text in legend if text)
+    for index, region in enumerate(note["regions"]):
+        text = region["phrase"]
+        if region["unmentioned"]:
+            text = f"not mentioned; nearest: {text}"
+        yield _line(f"{index + 1:>2}", [region["recall"]], text, region_colour(index, region["unmentioned"]))
+    whole_image = note["whole"]
+    if whole_image:
+        yield _line("whole image", [whole_image["recall"]], whole_image["phrase"])
+    for text in _legend(note):
+        yield _LEGEND, [(text, FAINT)]
+
+
+def _line(sign: str, numbers: Sequence[float], text: str, ink: str = INK) -> Line:
+    """A line of a sign, numbers and a text."""
+    pieces = [sign, *(f"{number:.2f}" for number in numbers), _cut(text, 58)]
+    return _ROW, [("  ".join(pieces), ink)]
+
+
+def _phrase_line(phrase: Mapping[str, Any]) -> Line:
+    """A phrase with its precision and its best region."""
+    place = "whole image" if phrase["region"] is None else f"region {phrase['region'] + 1}"
+    text = f"{_cut(phrase['phrase'], 44)}: {place}"
+    if phrase["mistake"]:
+        return _line("✗", [phrase["precision"]], text, _WRONG)
+    if phrase["judged"]:
+        return _line("✓", [phrase["precision"]], text, _RIGHT)
+    return _line("–", [phrase["precision"]], text, FAINT)
+
+
+def _legend(note: Mapping[str, Any]) -> Iterator[str]:
+    """The meaning of an explanation's signs."""
+    if note["regions"]:
+        yield "dashed: region that no phrase mentions"
+    else:
+        place = "inside the square" if note["outside"] else "found"
+        yield f"No region was {place}: the whole image stands for them."
+    yield f"✓ fits a region: precision of at least {note['threshold']:.4g}"
+    if note["outside"]:
+        yield f"– {outside_text(note)}; phrases may be about them"
+    if note["truncated"]:
+        yield "The end of a text that is longer than the encoder reads was cut off."
 
 
 def _wrapped(text: str, width: int, lines: int) -> list[str]:
@@ -397,7 +476,11 @@ def _cut(text: str, longest: int) -> str:
 
 
 def outside_text(evidence: Mapping[str, Any]) -> str:
-    """How many regions the image tower does not see: `1 region outside the square was not judged`, or ""."""
+    """The number of regions that the image tower does not see: `1 region outside the square was not judged`,
+    or ""."""
     count = evidence["outside"]
-    regions, were = ("region", "was") if count == 1 else ("regions", "were")
-    return f"{count} {regions} outside the square {were} not judged" if count else ""
+    if not count:
+        return ""
+    if count == 1:
+        return "1 region outside the square was not judged"
+    return f"{count} regions outside the square were not judged"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -24,17 +25,22 @@ from capeval_core.reports.explanations import DIGITS, STYLE, Picture, drawing, j
 from capeval_core.reports.tables import System, Systems
 
 _FILE = "index.html"
-_SHOWN = 4  # captions at either end, and by which each of two systems is ahead
 _GENERATOR = '<meta name="generator" content="capeval">'
 _SIGNS = {"better": "▲ ", "worse": "▼ ", "equal": ""}
 _UNFIT = dict.fromkeys((*range(9), 11, 12, *range(14, 32), *range(127, 160)), "\ufffd")
 """Control characters, which HTML cannot hold."""
-_FEWEST_BINS, _MOST_BINS = 8, 48
+_EXAMPLES = 4  # captions at either end, and by which each of two systems is ahead
+_MIN_BINS = 8
+_MAX_BINS = 48
 _FRAMES = 4  # of a video, side by side
-_SIDE, _FRAME_HEIGHT, _DRAWN = 320, 130, 640  # pixels: of a picture, a frame and a drawn explanation
+_THUMBNAIL = 320  # pixels of a picture's longer side
+_FRAME_HEIGHT = 130  # pixels
+_DRAWING_WIDTH = 640  # pixels of a drawn explanation
 _ROOM = 4_500_000  # characters of all pictures of a page
-_QUICK, _ENDS, _COLUMNS = 100_000, 3, 6
-"""Of notebooks: captions with an interval, which takes a second for more; captions at either end; columns."""
+# Of notebooks:
+_WITH_INTERVAL = 100_000  # captions at most: an interval of more takes a second
+_NOTEBOOK_ENDS = 3  # captions at either end
+_NOTEBOOK_COLUMNS = 6
 
 
 def write_report(folder: Path, systems: Systems, command: str, titles: Mapping[str, str]) -> Path:
@@ -47,70 +53,197 @@ def write_report(folder: Path, systems: Systems, command: str, titles: Mapping[s
 
 
 def check_report(folder: Path) -> None:
-    """Refuse to replace a page that is no report of capeval."""
+    """Refuse to replace a page that is not a report of capeval."""
     path = folder / _FILE
     if path.exists() and not (path.is_file() and _GENERATOR.encode() in path.read_bytes()[:2000]):
         raise FileExistsError(f"{path} is there and no report of capeval: name another folder")
 
 
+@dataclass
+class _TableCell:
+    """A cell of the table of results: a number with what is known of it."""
+
+    title: str
+    mean: str
+    is_best: bool = False
+    interval: str = ""
+    test: str = ""  # against the baseline
+    verdict: str = ""  # a class of the style sheet: better, worse or equal
+    in_words: str = ""  # the verdict for readers
+
+
+class _TableColumn(NamedTuple):
+    """A column of the table of results."""
+
+    header: str
+    note: str  # in small letters under the header; "" for none
+    cell: Callable[[System], _TableCell]
+
+
+class _TableRow(NamedTuple):
+    """A system's row of the table of results."""
+
+    name: str
+    is_baseline: bool
+    cells: list[_TableCell]
+
+    @property
+    def is_tested(self) -> bool:
+        return any(cell.verdict for cell in self.cells)
+
+    @property
+    def verdicts(self) -> dict[str, list[str]]:
+        """The metrics of each verdict against the baseline."""
+        titles: dict[str, list[str]] = {}
+        for cell in self.cells:
+            if cell.in_words:
+                titles.setdefault(cell.in_words, []).append(cell.title)
+        return titles
+
+
 class _Page:
-    """What the template asks for; pictures are stored once, up to a size in all: the page stays small."""
+    """The values that the template asks for. Pictures are stored once, and up to a size in all: the page
+    stays small."""
 
     def __init__(self, systems: Systems) -> None:
-        self.systems, self.left_out = systems, 0
+        self.systems = systems
+        self.left_out = 0  # pictures for which there was no room
         results = [cell.result for system in systems.systems for cell in system.cells.values()]
         self.upright = any("exif:turn" in result.signature.split("|") for result in results)
         self.pictures: dict[str, dict[str, Any] | None] = {}  # by path; None where it cannot be shown
         self._room = _ROOM
 
-    def html(self, **given: Any) -> str:
+    def html(self, **content: Any) -> str:
         styles = (STYLE.with_name("report.css"), STYLE)
-        content = {
+        content |= {
             "page": self,
             "systems": self.systems,
             "generator": Markup(_GENERATOR),
             "style": Markup("".join(path.read_text(encoding="utf-8") for path in styles)),
             "footer": f"Made by capeval {__version__}, {datetime.now(UTC).date().isoformat()}.",
             "frames": _FRAMES,
-            "without_folders": partial(_PATH.sub, ""),  # texts with names of files for absolute paths
-            **given,
+            "without_folders": _without_folders,
         }
         html: str = template("report").render(content)
         return html.strip().translate(_UNFIT) + "\n"
 
+    # the table of results
+
+    @cached_property
+    def columns(self) -> list[_TableColumn]:
+        """The columns of the table of results, in order: a new one is one more entry."""
+        columns = []
+        for metric in self.systems.columns:
+            better = "higher" if metric.higher_is_better else "lower"
+            columns.append(_TableColumn(metric.title, f"{better} is better", partial(self.mean_cell, metric)))
+        return columns
+
+    @cached_property
+    def rows(self) -> list[_TableRow]:
+        """The rows of the table of results: a system each."""
+        rows = []
+        for system in self.systems.systems:
+            cells = [column.cell(system) for column in self.columns]
+            rows.append(_TableRow(system.name, system.name == self.systems.baseline, cells))
+        return rows
+
+    @property
+    def has_intervals(self) -> bool:
+        return any(cell.interval for row in self.rows for cell in row.cells)
+
+    @property
+    def has_tests(self) -> bool:
+        return any(row.is_tested for row in self.rows)
+
+    def mean_cell(self, metric: Any, system: System) -> _TableCell:
+        """The mean of a system by a metric, with its interval and its test."""
+        cell = system.cells[metric.name]
+        number = self.systems.for_page
+        mean = _TableCell(metric.title, number(cell.result.mean))
+        mean.is_best = system.name in self.systems.best(metric, DIGITS)
+        if cell.interval is not None:
+            mean.interval = f"{number(cell.interval.low)} to {number(cell.interval.high)}"
+        if cell.test is not None:
+            verdict = cell.verdict(metric)
+            difference = signed(self.systems.scaled(cell.test["difference"]), self.systems.decimals(DIGITS))
+            p_value = p_in_words(cell.test["adjusted"], self.systems.level)
+            mean.verdict = verdict
+            mean.test = f"{_SIGNS[verdict]}{minus(difference)}, {p_value}"
+            mean.in_words = verdict
+            if verdict == "equal":
+                mean.in_words = "no difference shown" if cell.test["difference"] else "tied"
+        return mean
+
+    def ties(self) -> list[tuple[str, list[str], str]]:
+        """The metrics by which several systems are best, these, and their mean."""
+        ties = []
+        for metric in self.systems.columns:
+            names = self.systems.best(metric, DIGITS)
+            if len(names) > 1:
+                best = next(system for system in self.systems.systems if system.name == names[0])
+                ties.append((metric.title, names, self.mean_cell(metric, best).mean))
+        return ties
+
+    def tiny_metrics(self) -> list[str]:
+        """Titles of the metrics with the weights `tiny`."""
+        titles: dict[str, None] = {}
+        for metric in self.systems.columns:
+            if any(":tiny@" in signature for signature in self.signatures(metric)):
+                titles[metric.title] = None
+        return list(titles)
+
+    def failures(self) -> list[str]:
+        """The captions without a score, with reasons."""
+        lines: dict[str, None] = {}
+        for system in self.systems.systems:
+            for cell in system.cells.values():
+                for index, reason in cell.result.errors.items():
+                    lines[f"{system.ids[index]}: {_without_folders(reason)}"] = None
+        return list(lines)
+
+    @property
+    def first(self) -> System:
+        """The system that others are compared with: the baseline, else the first."""
+        for system in self.systems.systems:
+            if system.name == self.systems.baseline:
+                return system
+        return self.systems.systems[0]
+
+    @property
+    def further(self) -> list[System]:
+        """The other systems."""
+        return [system for system in self.systems.systems if system is not self.first]
+
+    # captions
+
+    def parts(self, system: System, column: Any, index: int) -> dict[str, Any]:
+        """The parts of a score."""
+        return {name: values[index] for name, values in system.cells[column.name].result.parts.items()}
+
     def signatures(self, column: Any) -> dict[str, None]:
         return dict.fromkeys(system.cells[column.name].result.signature for system in self.systems.systems)
-
-    def cell(self, system: System, column: Any) -> dict[str, Any]:
-        """A number of the table, with its interval and its test."""
-        cell, number = system.cells[column.name], self.systems.for_page
-        shown: dict[str, Any] = {"title": column.title, "mean": number(cell.result.mean)}
-        if cell.interval is not None:
-            shown["interval"] = f"{number(cell.interval.low)} to {number(cell.interval.high)}"
-        if cell.test is not None:
-            verdict = cell.verdict(column)
-            difference = signed(self.systems.scaled(cell.test["difference"]), self.systems.decimals(DIGITS))
-            adjusted = p_in_words(cell.test["adjusted"], self.systems.level)
-            equal = "no difference shown" if cell.test["difference"] else "tied"
-            shown |= {"verdict": verdict, "test": f"{_SIGNS[verdict]}{minus(difference)}, {adjusted}"}
-            shown["in_words"] = equal if verdict == "equal" else verdict
-        return shown
 
     def ends(self, system: System, column: Any) -> list[tuple[str, list[tuple[int, str]], str]]:
         """The captions with the lowest and the highest scores, none in both; how many tie with the last."""
         scores = np.asarray(system.cells[column.name].result.scores)
-        finite = np.flatnonzero(np.isfinite(scores))
-        ranks = np.argsort((-1 if column.higher_is_better else 1) * scores[finite], kind="stable")
-        best, half = finite[ranks].tolist(), len(finite) // 2
         numbers = [self.systems.for_page(score) for score in scores.tolist()]
-        found = []
-        for title, order in (("Worst", best[::-1][:half]), ("Best", best[: len(best) - half])):
-            if shown := [(index, numbers[index]) for index in order[:_SHOWN]]:
-                last = shown[-1][1]
-                tied, here = numbers.count(last), sum(number == last for _, number in shown)
-                note = f"{tied:,} captions tie at {last}; {here} of them are shown." if tied > here else ""
-                found.append((title, shown, note))
-        return found
+        finite = np.flatnonzero(np.isfinite(scores))
+        sign = -1 if column.higher_is_better else 1
+        by_rank = finite[np.argsort(sign * scores[finite], kind="stable")].tolist()  # the best first
+        half = len(by_rank) // 2
+        ends = []
+        for title, order in (("Worst", by_rank[::-1][:half]), ("Best", by_rank[: len(by_rank) - half])):
+            cards = [(index, numbers[index]) for index in order[:_EXAMPLES]]
+            if not cards:
+                continue
+            last = cards[-1][1]
+            tied = numbers.count(last)
+            tied_cards = sum(number == last for _, number in cards)
+            note = ""
+            if tied > tied_cards:
+                note = f"{tied:,} captions tie at {last}; {tied_cards} of them are shown."
+            ends.append((title, cards, note))
+        return ends
 
     def evidence(self, system: System, column: Any, index: int) -> Mapping[str, Any]:
         """The evidence of a score; an image that is gone costs its explanation alone."""
@@ -140,42 +273,52 @@ class _Page:
             sides = [(name, row[f"shown_{side}"], row[f"caption_{side}"]) for side, name in names.items()]
             return {"picture": picture, "sides": sides, "id": row["id"]}
 
-        found = []
-        for system, ahead in ((first, gain), (second, -gain)):
-            furthest = apart.loc[ahead[ahead > 0].sort_values(ascending=False, kind="stable").index]
-            pairs = [pair(row) for row in furthest[:_SHOWN].to_dict("records")]
-            found.append({"name": system.name, "ahead": len(furthest), "pairs": pairs})
-        return {"compared": len(both), "ties": len(both) - len(apart), "sides": found}
+        sides = []
+        for system, lead in ((first, gain), (second, -gain)):
+            furthest = apart.loc[lead[lead > 0].sort_values(ascending=False, kind="stable").index]
+            pairs = [pair(row) for row in furthest[:_EXAMPLES].to_dict("records")]
+            sides.append({"name": system.name, "ahead": len(furthest), "pairs": pairs})
+        return {"compared": len(both), "ties": len(both) - len(apart), "sides": sides}
 
     def chart(self, column: Any) -> dict[str, Any] | None:
-        """How many captions of each system have which score, with mean and interval, on one axis."""
+        """Histograms of the systems' scores, with mean and interval, on one axis."""
         cells = {system.name: system.cells[column.name] for system in self.systems.systems}
-        scores = {name: np.array(cell.result.scores, float) for name, cell in cells.items()}
-        finite = {name: own[np.isfinite(own)] for name, own in scores.items()}
+        finite = {}
+        for name, cell in cells.items():
+            scores = np.array(cell.result.scores, float)
+            finite[name] = scores[np.isfinite(scores)]
         values = np.concatenate([*finite.values()])
         if not len(values):
             return None
         ticks = round_ticks(float(values.min()), float(values.max()))
-        bins = min(max(int(2 * math.sqrt(max(map(len, finite.values())))), _FEWEST_BINS), _MOST_BINS)
+        most = max(map(len, finite.values()))
+        bins = min(max(int(2 * math.sqrt(most)), _MIN_BINS), _MAX_BINS)
 
         def at(value: float) -> str:
             return f"{100 * (value - ticks[0]) / (ticks[-1] - ticks[0]):.2f}%"
 
         rows = []
-        for name, own in finite.items():
-            counted = np.histogram(own, bins, (ticks[0], ticks[-1]))[0]
-            shares = (100 * counted / max(counted.max(), 1)).tolist()
-            bars = [(f"{100 / bins * place:.2f}", share) for place, share in enumerate(shares) if share]
-            row: dict[str, Any] = {"name": name, "value": "", "spoken": f"{len(own):,} scores", "bars": bars}
-            if len(own):
-                below = ", ".join(map(self.systems.for_page, np.quantile(own, [0.05, 0.5, 0.95]).tolist()))
+        for name, scores in finite.items():
+            counts = np.histogram(scores, bins, (ticks[0], ticks[-1]))[0]
+            shares = (100 * counts / max(counts.max(), 1)).tolist()
+            row: dict[str, Any] = {"name": name, "value": "", "spoken": f"{len(scores):,} scores"}
+            row["bars"] = [
+                (f"{100 / bins * place:.2f}", share) for place, share in enumerate(shares) if share
+            ]
+            if len(scores):
+                quantiles = np.quantile(scores, [0.05, 0.5, 0.95]).tolist()
+                below = ", ".join(map(self.systems.for_page, quantiles))
                 row["spoken"] += f"; 5%, 50% and 95% lie below {below}"
-                row |= {"value": self.systems.for_page(float(own.std())), "mean": at(float(own.mean()))}
-            if (interval := cells[name].interval) and cells[name].result.formula is None:
+                row["value"] = self.systems.for_page(float(scores.std()))
+                row["mean"] = at(float(scores.mean()))
+            interval = cells[name].interval
+            if interval is not None and cells[name].result.formula is None:  # else not one of a mean
                 row["interval"] = [at(interval.low), at(interval.high)]
             rows.append(row)
         numbers = [(at(tick), minus(f"{self.systems.scaled(tick):.4g}")) for tick in ticks]
         return {"width": f"{100 / bins:.2f}", "rows": rows, "ticks": numbers}
+
+    # pictures
 
     def picture(self, system: System, index: int) -> dict[str, Any] | None:
         """The picture of a caption; None if it cannot be read or there is no room."""
@@ -185,38 +328,67 @@ class _Page:
         if path not in self.pictures:
             self.pictures[path] = None
             with suppress(ImageError, TypeError, ValueError):
-                if self._fits() and self._fits(data := jpeg(image := self._thumbnail(path))):
-                    stored = {"width": image.width, "height": image.height, "data": data}
-                    self.pictures[path] = {"name": f"picture-{len(self.pictures)}", **stored}
-        found = self.pictures[path]
-        return found and {**found, "label": f"{self.systems.visual} {system.ids[index]}"}
+                self.pictures[path] = self._stored(path)
+        picture = self.pictures[path]
+        if picture is None:
+            return None
+        return {**picture, "label": f"{self.systems.visual} {system.ids[index]}"}
+
+    def _stored(self, path: str) -> dict[str, Any] | None:
+        """The JPEG of a picture; None if there is no room."""
+        if not self._has_room():
+            return None
+        image = self._thumbnail(path)
+        data = jpeg(image)
+        if not self._take_room(data):
+            return None
+        return {
+            "name": f"picture-{len(self.pictures)}",
+            "width": image.width,
+            "height": image.height,
+            "data": data,
+        }
 
     def draw(self, picture: Picture, text: str) -> str:
         """A picture of an explanation; "" if there is none, or no room."""
+        if picture is None or not self._has_room():
+            return ""
         with suppress(ImageError, ValueError):  # an image that is no longer there, boxes without an image
-            if picture and self._fits() and self._fits(shown := drawing(picture, text, _DRAWN, quality=80)):
-                return shown
+            html = drawing(picture, text, _DRAWING_WIDTH, quality=80)
+            if self._take_room(html):
+                return html
         return ""
+
+    def _has_room(self) -> bool:
+        """There is room for a picture; one for which there is not is counted."""
+        return self._take_room("")
+
+    def _take_room(self, data: str) -> bool:
+        """Use room for a picture; False, and counted, where there is not enough for it."""
+        self._room -= len(data)
+        if self._room < 0:
+            self.left_out += 1
+        return self._room >= 0
 
     def _thumbnail(self, path: str) -> Image.Image:
         """An image as metrics see it, small and without metadata; or frames of a video side by side."""
         if self.systems.visual == "image":
             source = image_source(path)
-            return _bare((Upright(source) if self.upright else source).decode(), _SIDE, _SIDE)
+            if self.upright:
+                source = Upright(source)
+            return _bare(source.decode(), _THUMBNAIL, _THUMBNAIL)
         return _frames_side_by_side(path)
-
-    def _fits(self, data: str = "") -> bool:
-        self._room -= len(data)
-        self.left_out += self._room < 0
-        return self._room >= 0
 
 
 def _frames_side_by_side(path: str) -> Image.Image:
+    """A few frames of a video in one picture, with white between them."""
     reading = video_source(path).read(path, Sampling(max_frames=_FRAMES))
     frames = [np.asarray(_bare(frame, 4 * _FRAME_HEIGHT, _FRAME_HEIGHT)) for _, frame in reading]
     tallest = max(map(len, frames))
-    gaps = [((0, tallest - len(frame)), (4, 0), (0, 0)) for frame in frames]
-    padded = [np.pad(frame, gap, constant_values=255) for frame, gap in zip(frames, gaps, strict=True)]
+    padded = []
+    for frame in frames:
+        gap = ((0, tallest - len(frame)), (4, 0), (0, 0))  # below, and to the left
+        padded.append(np.pad(frame, gap, constant_values=255))
     return Image.fromarray(np.hstack(padded)[:, 4:])
 
 
@@ -237,16 +409,25 @@ _PATH = re.compile(
 """The folders of an absolute path: of one in quotes, which may hold spaces, or of one that holds none."""
 
 
+_without_folders = partial(_PATH.sub, "")
+"""A text with names of files for absolute paths."""
+
+
 def notebook(result: Any) -> str:
-    """A result as a small piece of HTML for notebooks, in the colours of whatever it stands in."""
+    """A result as a small piece of HTML for notebooks, in the colours of the page around it."""
     interval = None
-    if result.relative is None and len(result) <= _QUICK:
+    if result.relative is None and len(result) <= _WITH_INTERVAL:
         with suppress(ValueError):  # too few images
             interval = result.interval()
-    shown = min(_ENDS, max(1, (len(result) - len(result.errors)) // 2))  # none is both, unless it is alone
-    rows = [("worst", row) for row in result.worst(shown)] + [("best", row) for row in result.best(shown)]
-    plain = [name for _, row in rows[:1] for name, own in row.items() if isinstance(own, int | float | str)]
-    columns = [name for name in plain if name != "group"][:_COLUMNS]
+    scored = len(result) - len(result.errors)
+    length = min(_NOTEBOOK_ENDS, max(1, scored // 2))  # so that no row is at both ends, unless it is alone
+    rows = [("worst", row) for row in result.worst(length)]
+    rows += [("best", row) for row in result.best(length)]
+    columns = []
+    if rows:
+        values = rows[0][1]
+        columns = [name for name, value in values.items() if isinstance(value, int | float | str)]
+        columns = [name for name in columns if name != "group"][:_NOTEBOOK_COLUMNS]
     counts = vars(result.counts)
     content = {"result": result, "interval": interval, "rows": rows, "columns": columns, "counts": counts}
     return str(template("notebook").render(content))

@@ -13,7 +13,8 @@ from typing import Any
 from capeval_core.errors import p_in_words
 from capeval_core.reports.explanations import DIGITS, number
 
-_LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
+_LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
@@ -21,10 +22,13 @@ _LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {
 _MARKED = re.compile(r"[\\`*<|~&]|(?<=\])\(|(?<![^\W_])_|_(?![^\W_])")
 """Characters that mean something in Markdown; an underscore within a word does not."""
 _MARK = "*"
-_COLUMNS = (
-    "system metric mean low high level captions failed truncated empty baseline difference difference_low "
-    "difference_high p p_holm significant compared left_out signature"
-)
+_COUNTS = ["captions", "failed", "truncated", "empty"]
+_TEST = [
+    *("difference", "difference_low", "difference_high", "p", "p_holm", "significant", "compared"),
+    "left_out",
+]
+_COLUMNS = ["system", "metric", "mean", "low", "high", "level", *_COUNTS, "baseline", *_TEST, "signature"]
+"""The columns of the long table."""
 
 
 @dataclass(frozen=True)
@@ -41,25 +45,31 @@ class Table:
         """Aligned columns, then the notes."""
         lines = [self.header, *self.rows]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        aligned = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-        return "\n".join([*aligned, *(["", *self.notes] if self.notes else [])])
+        texts = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+        if self.notes:
+            texts += ["", *self.notes]
+        return "\n".join(texts)
 
     def markdown(self) -> str:
         """A section with the table, then the notes as a list."""
-        lines = [self.header, ["---"] * len(self.header), *self.rows]
-        cells = [[_MARKED.sub(r"\\\g<0>", " ".join(cell.split())) for cell in line] for line in lines]
-        notes = ["", *(f"- {note}" for note in self.notes)] if self.notes else []
-        body = [f"| {' | '.join(line)} |" for line in cells]
-        return "\n".join([f"## {self.title}", "", *body, *notes]) + "\n"
+        lines = [f"## {self.title}", ""]
+        for row in [self.header, ["---"] * len(self.header), *self.rows]:
+            cells = [_MARKED.sub(r"\\\g<0>", " ".join(cell.split())) for cell in row]
+            lines.append(f"| {' | '.join(cells)} |")
+        if self.notes:
+            lines += ["", *(f"- {note}" for note in self.notes)]
+        return "\n".join(lines) + "\n"
 
     def latex(self) -> str:
         """A `tabular` with booktabs' rules; the notes are comments."""
+        alignment = "l" + "r" * (len(self.header) - 1)
         lines = [f"% {self.title}", *(f"% {note}" for note in self.notes)]
-        lines += [rf"\begin{{tabular}}{{l{'r' * (len(self.header) - 1)}}}", r"\toprule"]
+        lines += [rf"\begin{{tabular}}{{{alignment}}}", r"\toprule"]
         lines += [_latex_row(self.header), r"\midrule"]
         for place, row in enumerate(self.rows):
             lines.append(_latex_row(row, [(place, i) in self.bold for i in range(len(row))]))
-        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+        lines += [r"\bottomrule", r"\end{tabular}"]
+        return "\n".join(lines) + "\n"
 
     def csv(self) -> str:
         """The header and the rows."""
@@ -70,30 +80,37 @@ class Table:
 
 def _latex_row(cells: Sequence[str], bold: Sequence[bool] = ()) -> str:
     """A row; the first word of a bold cell is bold, its interval is not."""
-    texts = ["".join(_LATEX.get(c, c) for c in cell) for cell in cells]
-    texts = [re.sub(r"\btau\\_([bc])\b", r"$\\tau_\1$", text) for text in texts]
-    for place in (place for place, is_bold in enumerate(bold) if is_bold):
-        texts[place] = re.sub(r"^\S+", lambda found: rf"\textbf{{{found[0]}}}", texts[place])
+    texts = []
+    for place, cell in enumerate(cells):
+        text = "".join([_LATEX.get(character, character) for character in cell])
+        text = re.sub(r"\btau\\_([bc])\b", r"$\\tau_\1$", text)
+        if place < len(bold) and bold[place]:
+            text = re.sub(r"^\S+", lambda word: rf"\textbf{{{word[0]}}}", text)
+        texts.append(text)
     row = " & ".join(texts) + r" \\"
-    return "{}" + row if row[0] in "[*" else row  # else an argument of the line break before it
+    if row[0] in "[*":  # LaTeX would read it as an argument of the line break before it
+        row = "{}" + row
+    return row
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One system by one metric: its `Result`, evidence by index, interval and test, or why there is none."""
+    """One system by one metric: its `Result`, evidence by index, interval and test, or why it has none."""
 
     result: Any
     evidence: Mapping[int, Mapping[str, Any]] | None = None
     interval: Any = None
     no_interval: str = ""
-    test: Mapping[str, Any] | None = None  # of the baseline none; keys as in `compare_systems`
+    test: Mapping[str, Any] | None = None  # None for the baseline; keys as in `compare_systems`
     no_test: str = ""
     comparison: Any = None  # of the test, uncorrected
 
     def verdict(self, column: Any) -> str:
-        """Whether the system is "better" or "worse" than the baseline, or "equal"; "" without a test."""
-        if self.test is None or not self.test["significant"]:
-            return "equal" if self.test else ""
+        """The system is "better" or "worse" than the baseline, or "equal"; "" without a test."""
+        if not self.test:
+            return ""
+        if not self.test["significant"]:
+            return "equal"
         return "better" if (self.test["difference"] > 0) == column.higher_is_better else "worse"
 
 
@@ -129,37 +146,43 @@ class Systems:
 
     @property
     def files(self) -> dict[str, Mapping[str, Any]]:
-        """How each file of all systems was read, by its path."""
+        """The reading of each file of all systems, by its path."""
         readings: dict[str, Mapping[str, Any]] = {}
         for system in self.systems:
             readings.update(system.files)
         return readings
 
     def scaled(self, value: float) -> float:
-        """A score, or a difference of scores, as readers want it."""
+        """A score, or a difference of scores, times 100 where readers want that."""
         return 100 * value if self.times_100 else value
 
-    def decimals(self, usual: int) -> int:
-        """Decimals of scores; `usual`: where readers want none in particular, of scores as they are."""
-        return max(usual - 2 * self.times_100, 0) if self.digits is None else self.digits
+    def decimals(self, default: int) -> int:
+        """Decimals of scores: as readers want, else `default`, of scores that are not times 100."""
+        if self.digits is not None:
+            return self.digits
+        return max(default - 2, 0) if self.times_100 else default
 
-    def number(self, value: float, usual: int = 4) -> str:
+    def number(self, value: float, default: int = 4) -> str:
         """A score for readers; "n/a" where there is none."""
-        return f"{self.scaled(value):.{self.decimals(usual)}f}" if math.isfinite(value) else "n/a"
+        return f"{self.scaled(value):.{self.decimals(default)}f}" if math.isfinite(value) else "n/a"
 
     def for_page(self, value: float) -> str:
         """A score on a page."""
         return number(self.scaled(value), self.decimals(DIGITS))
 
-    def best(self, column: Any, usual: int = 4) -> list[str]:
+    def best(self, column: Any, default: int = 4) -> list[str]:
         """The systems with the best mean of several; more than one where they tie in the digits shown."""
         results = {system.name: system.cells[column.name].result for system in self.systems}
         means = {name: result.mean for name, result in results.items() if math.isfinite(result.mean)}
         if len(means) < 2:
             return []
-        best = self.number((max if column.higher_is_better else min)(means.values()), usual)
-        shown = [name for name, mean in means.items() if self.number(mean, usual) == best]
-        return [name for name in shown if results[name].lack is None]
+        best_mean = max(means.values()) if column.higher_is_better else min(means.values())
+        as_shown = self.number(best_mean, default)
+        best = []
+        for name, mean in means.items():
+            if self.number(mean, default) == as_shown and results[name].lack is None:
+                best.append(name)
+        return best
 
 
 def stacked_table(systems: Systems, title: str = "Systems", first: str = "system") -> Table:
@@ -172,11 +195,15 @@ def stacked_table(systems: Systems, title: str = "Systems", first: str = "system
         for column in systems.columns:
             cell = system.cells[column.name]
             further = [systems.number(value) for value in _further(cell).values()]
-            means += [_mean(systems, cell), *further]
-            intervals += [_interval(systems, cell), *[""] * len(further)]
+            blanks = [""] * len(further)  # whose interval and test are not computed
             p_value = p_in_words(cell.test["adjusted"], systems.level) if cell.test else ""
-            tests += [p_value, *[""] * len(further)]
-        rows += [[system.name, *means], *(["", *line] for line in (intervals, tests) if any(line))]
+            means += [_mean(systems, cell), *further]
+            intervals += [_interval(systems, cell), *blanks]
+            tests += [p_value, *blanks]
+        rows.append([system.name, *means])
+        for line in (intervals, tests):
+            if any(line):
+                rows.append(["", *line])
     return Table(title, [first, *_header(systems)], rows, _notes(systems))
 
 
@@ -202,30 +229,42 @@ def long_table(systems: Systems, groups: Mapping[str, Systems] | None = None) ->
     """A line for each system and metric with every number, as many digits as it has; with `groups` of
     captions also of each, by the column `group`, which is empty in the lines of all captions."""
     if groups is not None:
-        tables = {"": long_table(systems), **{name: long_table(own) for name, own in groups.items()}}
-        grouped = [[*row, name] for name, table in tables.items() for row in table.rows]
-        return Table("Systems", [*_COLUMNS.split(), "group"], grouped)
+        grouped = [[*row, ""] for row in long_table(systems).rows]
+        for name, group in groups.items():
+            grouped += [[*row, name] for row in long_table(group).rows]
+        return Table("Systems", [*_COLUMNS, "group"], grouped)
     rows: list[list[str]] = []
     for system in systems.systems:
         for name, cell in system.cells.items():
-            result, own = cell.result, cell.interval
-            ends = (math.nan, math.nan) if own is None else (own.low, own.high)
-            means = [repr(x) if math.isfinite(x) else "" for x in (result.mean, *ends)]
-            tested = cell.test.values() if cell.test else [""] * 8
-            baseline = "" if system.name == systems.baseline else systems.baseline or ""
-            values = [*means, systems.level, *vars(result.counts).values(), baseline, *tested]
-            texts = [str(x).lower() if isinstance(x, bool) else str(x) for x in values]
-            rows.append([system.name, name, *texts, result.signature])
-            for further, value in _further(cell).items():  # whose interval and test are not computed
-                known = {"mean": repr(value), "signature": result.signature, "level": str(systems.level)}
-                known |= {count: str(number) for count, number in vars(result.counts).items()}
-                known |= {"system": system.name, "metric": further}
-                rows.append([known.get(name, "") for name in _COLUMNS.split()])
-    return Table("Systems", _COLUMNS.split(), rows)
+            shared: dict[str, Any] = {"system": system.name, "level": systems.level}
+            shared |= zip(_COUNTS, vars(cell.result.counts).values(), strict=True)
+            shared["signature"] = cell.result.signature
+            row = {**shared, "metric": name, "mean": _repr(cell.result.mean)}
+            if cell.interval is not None:
+                row |= {"low": _repr(cell.interval.low), "high": _repr(cell.interval.high)}
+            if system.name != systems.baseline:
+                row["baseline"] = systems.baseline or ""
+            if cell.test:
+                row |= zip(_TEST, cell.test.values(), strict=True)
+            rows.append(_line(row))
+            for key, value in _further(cell).items():  # whose interval and test are not computed
+                rows.append(_line({**shared, "metric": key, "mean": repr(value)}))
+    return Table("Systems", _COLUMNS, rows)
+
+
+def _line(row: Mapping[str, Any]) -> list[str]:
+    """The texts of a row of the long table, "" where it has no value."""
+    values = [row.get(name, "") for name in _COLUMNS]
+    return [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
+
+
+def _repr(number: float) -> str:
+    """All digits of a number, "" of one that is not finite."""
+    return repr(number) if math.isfinite(number) else ""
 
 
 def _further(cell: Cell) -> dict[str, float]:
-    """The numbers of a set beside the one to report: BLEU-1 to BLEU-3."""
+    """The numbers of a set in addition to the one to report: BLEU-1 to BLEU-3."""
     return {name: value for name, value in cell.result.numbers.items() if name != cell.result.key}
 
 
@@ -239,9 +278,11 @@ def _header(systems: Systems) -> list[str]:
 
 
 def _notes(systems: Systems) -> list[str]:
-    """What the table's signs mean, what failed, and the signatures."""
+    """The meaning of the table's signs, messages, and the signatures."""
     notes = []
-    cells = [system.cells[column.name] for column in systems.columns for system in systems.systems]
+    cells: list[Cell] = []
+    for column in systems.columns:
+        cells += [system.cells[column.name] for system in systems.systems]
     if any(cell.interval is not None for cell in cells):
         notes.append(f"{systems.level:.0%} intervals of the means, by {systems.visual}")
     tests = [cell.test for cell in cells if cell.test is not None]
@@ -252,7 +293,8 @@ def _notes(systems: Systems) -> list[str]:
         if any(test["significant"] for test in tests):
             meaning = f"{_MARK}: differs from {systems.baseline} ({limit}, {how})"
         notes.append(meaning)
-    notes += ["means and intervals times 100"] if systems.times_100 else []
+    if systems.times_100:
+        notes.append("means and intervals times 100")
     return [*notes, *systems.messages, *dict.fromkeys(cell.result.signature for cell in cells)]
 
 
@@ -261,5 +303,6 @@ def _mean(systems: Systems, cell: Cell) -> str:
 
 
 def _interval(systems: Systems, cell: Cell, between: str = " to ") -> str:
-    own = cell.interval
-    return "" if own is None else between.join(map(systems.number, (own.low, own.high)))
+    if cell.interval is None:
+        return ""
+    return f"{systems.number(cell.interval.low)}{between}{systems.number(cell.interval.high)}"

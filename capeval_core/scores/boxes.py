@@ -31,7 +31,7 @@ from capeval_core.weights.catalogue import FASTER_RCNN, TINY_OF, WeightsEntry
 from capeval_core.weights.folder import CONFIG, WeightsError, open_unless_on_the_hub
 
 _SUFFIXES = (".npz", ".tsv", ".mdb", ".lmdb")
-"""Of files of features, which are no weights even where they are missing."""
+"""Suffixes of files of features, which are not weights even where they are missing."""
 _EXPECTED = (
     "expected weights of a region encoder (a Hub id, a folder, 'tiny') or features made before (a folder of "
     ".npz files, UNITER's LMDB, a bottom-up-attention .tsv; '.' is the current folder)"
@@ -94,14 +94,15 @@ class RegionMetric(CaptionMetric):
         return weights if listed is None else [*weights, listed]
 
     def open_models(self) -> dict[str, Model]:
-        models, regions = super().open_models(), self.options.regions
+        models = super().open_models()
+        regions = self.options.regions
         if regions is None:
             constants = self.folder.config.get("constants", {})
             regions = constants.get("regions", self.default_regions.name)
             if not isinstance(regions, str) or not regions or store_of(regions) is not None:
-                found = "constants.regions names no weights of a region encoder"
                 raise WeightsError(
-                    f"in the config, {found}: convert the weights again, or download them again"
+                    "in the config, constants.regions names no weights of a region encoder: convert the "
+                    "weights again, or download them again"
                 )
             self.options = replace(self.options, regions=regions)
         selection = getattr(self.options, "selection", None)
@@ -113,15 +114,16 @@ class RegionMetric(CaptionMetric):
 
     def boxes(self, samples: Samples) -> tuple[list[Any], list[list[int]]]:
         """Box features of the samples' images, and the rows that share an image, for each image, in order."""
-        boxes, sharing = list(self.regions.boxes(samples.images, **self.run)), dict[object, list[int]]()
+        boxes = list(self.regions.boxes(samples.images, **self.run))
+        sharing: dict[object, list[int]] = {}
         for row, visual in enumerate(boxes):
             sharing.setdefault(visual.identity, []).append(row)
         return boxes, list(sharing.values())
 
 
-def error_of(error: str | None, first: Any, own: Any) -> str | None:
+def error_of(error: str | None, first: Any, equal: Any) -> str | None:
     """An error about the first of equal images, as the one about another of them."""
-    return None if error is None else error.replace(first.where, own.where, 1)
+    return None if error is None else error.replace(first.where, equal.where, 1)
 
 
 class BoxSource:
@@ -152,14 +154,14 @@ class BoxSource:
     def boxes(
         self, visuals: Sequence[Visual[Any]], *, cache: FeatureCache, batch_size: int | None = None
     ) -> Iterator[BoxVisual | FirstBoxes]:
-        """Box features of any number of images and of boxes that are at hand, in order."""
+        """Box features of any number of images, and of boxes that come as the input, in order."""
         encoded: Iterator[BoxVisual] = iter(())
         if self.encoder is not None:
             images = (visual for visual in visuals if visual.medium == "image")
             encoded = self.encoder.encode_boxes(images, cache=cache, batch_size=batch_size)
         for visual in visuals:
             if visual.medium == "image":
-                yield refuse_unusable(next(encoded))  # a region encoder may be somebody else's
+                yield refuse_unusable(next(encoded))  # a user's region encoder may return anything
             else:
                 yield FirstBoxes(visual, self.selection)
 
@@ -186,9 +188,10 @@ class FirstBoxes(Visual[BoxFeatures]):
     def load(self) -> BoxFeatures:
         """The boxes that are kept: all that a rule has chosen already, or that come without scores."""
         boxes = super().load()
-        if wrong := _other_selection(boxes.selection, self.selection):
-            found, fix = wrong
-            raise ImageError(Problem(self.where, f"has {found}", fix))
+        problem = _other_selection(boxes.selection, self.selection)
+        if problem is not None:
+            description, fix = problem
+            raise ImageError(Problem(self.where, f"has {description}", fix))
         if boxes.selection is not None:
             return boxes
         count = FIXED if self.selection == "lxmert36" else MOST
@@ -205,7 +208,8 @@ def box_source_opener(spec: Any) -> Callable[..., BoxSource]:
         return lambda selection, **settings: BoxSource(label, spec.fingerprint, selection, lambda: spec)
     if not isinstance(spec, (str, PathLike)):
         raise wrong_option("regions", spec, "", _EXPECTED, kind=TypeError)
-    if (store := store_of(spec)) is not None:
+    store = store_of(spec)
+    if store is not None:
         label = Model.of(store.name, store.fingerprint).label
         # Rows are keyed by the content of the boxes, wherever they lie.
         return lambda selection, **settings: BoxSource(label, "boxes", selection)
@@ -220,8 +224,8 @@ def _open(name: str, *, selection: Selection | None, device: str | None, dtype: 
         folder = open_listed(name, metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
     network: Any = network_of(folder)
     if not hasattr(network, "encode_boxes"):
-        found = f"is weights of {network.kind!r}, which finds no boxes"
-        raise wrong_option("regions", name, found, _EXPECTED)
+        problem = f"is weights of {network.kind!r}, which finds no boxes"
+        raise wrong_option("regions", name, problem, _EXPECTED)
     fingerprint = network.fingerprint_of(folder)
     label = folder.label(fingerprint)
     selects = selection is not None and hasattr(network, "selecting")
@@ -238,25 +242,30 @@ def _open(name: str, *, selection: Selection | None, device: str | None, dtype: 
 def check_selection(spec: Any, selection: Selection) -> None:
     """Refuse another rule than the one that chose the boxes of a store, where that is known."""
     store = store_of(spec)
-    if store is not None and (wrong := _other_selection(store.selection, selection)):
-        raise wrong_option("regions", str(spec), *wrong)
+    problem = None if store is None else _other_selection(store.selection, selection)
+    if problem is not None:
+        raise wrong_option("regions", str(spec), *problem)
 
 
-def _other_selection(chosen: str | None, wanted: Selection | None) -> tuple[str, str] | None:
-    if wanted is None or chosen == wanted or chosen not in get_args(Selection):
+def _other_selection(of_boxes: str | None, of_option: Selection | None) -> tuple[str, str] | None:
+    """The difference of two rules of selection and its fix; None where there is none, or none is known."""
+    if of_option is None or of_boxes == of_option or of_boxes not in get_args(Selection):
         return None
-    return f"has boxes that were chosen as {chosen!r}", setting("selection", chosen, "pass ")
+    return f"has boxes that were chosen as {of_boxes!r}", setting("selection", of_boxes, "pass ")
 
 
 def store_of(spec: Any) -> BoxFeatureStore | None:
-    """Features that were made before; None where `spec` names or is a region encoder."""
+    """The precomputed features that `spec` names; None where it names or is a region encoder."""
     if not isinstance(spec, (str, PathLike)) or os.fspath(spec) == "tiny":
         return None
     path = expanded_path(spec)
     try:
-        exists, is_weights = path.exists(), (path / CONFIG).exists()
+        exists = path.exists()
+        is_weights = (path / CONFIG).exists()
     except OSError as error:  # too long a name
-        raise wrong_option("regions", str(spec)[:200], f"is no path ({error.strerror})", _EXPECTED) from None
+        raise wrong_option(
+            "regions", str(spec)[:200], f"is not a path ({error.strerror})", _EXPECTED
+        ) from None
     if not os.fspath(spec):
         raise wrong_option("regions", spec, "is empty", _EXPECTED)
     is_store = path.suffix.lower() in _SUFFIXES or (exists and not is_weights)
@@ -264,15 +273,18 @@ def store_of(spec: Any) -> BoxFeatureStore | None:
 
 
 def boxes_by_id(store: BoxFeatureStore, images: Any) -> Any:
-    """Box features for a list of image ids; what cannot be one is left for the check of inputs."""
-    if (ids := as_list(images)) is None:
+    """Box features for a list of image ids; other input is left for the check of inputs."""
+    ids = as_list(images)
+    if ids is None:
         return images
     sources: dict[Any, Source[BoxFeatures]] = {}
     visuals = []
     for index, image in enumerate(ids):
         try:
             image_id = id_of(image)
-            source = sources.get(image_id) or sources.setdefault(image_id, store.find(image_id))
+            if image_id not in sources:  # rows of one image share a source, so that it is read once
+                sources[image_id] = store.find(image_id)
+            source = sources[image_id]
         except ImageError as error:
             source = Boxes(partial(_raise, error), path=str(image)[:200])
         visuals.append(Visual(f"images[{index}]", source))

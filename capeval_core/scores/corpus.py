@@ -1,4 +1,4 @@
-"""Statistics of a corpus: in how many images' references n-grams stand, and how rare token ids are."""
+"""Statistics of a corpus: document frequencies of n-grams in references, and how rare token ids are."""
 
 from __future__ import annotations
 
@@ -23,11 +23,15 @@ from capeval_core.ragged import Ragged, inner
 
 @dataclass(frozen=True, eq=False)
 class DocumentFrequencies(CorpusStatistics):
-    """In how many documents each n-gram of 1 to 4 words stands; a document is the references of an image.
+    """The number of documents that hold each n-gram of 1 to 4 words; a document is an image's references.
 
     words: in order of the alphabet. keys: per n the n-grams, ascending, as `prefix * len(words) + word`: the
     number of the first n - 1 words among the n-grams of that length. frequencies: per n the documents that
     hold each.
+
+        words  ("a", "cat", "dog")        a is 0, cat is 1, dog is 2
+        keys   [0, 1, 2]                  of one word: the word
+               [1, 2]                     "a cat" is 0 * 3 + 1, "a dog" is 0 * 3 + 2
 
     >>> table = DocumentFrequencies.of_documents([[["a", "dog"], ["a", "cat"]], [["a", "red", "dog"]]])
     >>> table.documents, table.counts()["a"], table.counts()["a dog"], len(table)
@@ -53,19 +57,22 @@ class DocumentFrequencies(CorpusStatistics):
         order = np.argsort(np.array(block.vocabulary, dtype=object), kind="stable")
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order))
-        words, document = rank[block.words], block.pool[block.caption]
-        prefix = np.zeros_like(words)
-        keys, frequencies = [], []
+        words = rank[block.words]
+        document = block.pool[block.caption]
+        prefix = np.zeros_like(words)  # the number of the n-gram that begins at each word
+        keys = []
+        frequencies = []
         for n in range(1, LONGEST + 1):
             begins = block.begins(n)
             key = prefix[begins] * len(order) + words[begins + n - 1]
-            kinds, gram = np.unique(key, return_inverse=True)
-            prefix[begins] = gram
+            ngrams, ngram = np.unique(key, return_inverse=True)
+            prefix[begins] = ngram
             # Each once per document; sorted by hand, which is faster than `np.unique` of this alone.
-            pairs = np.sort(gram * len(documents) + document[begins])
-            held = pairs[np.flatnonzero(np.diff(pairs, prepend=-1))] // len(documents)
-            keys.append(kinds)
-            frequencies.append(np.bincount(held, minlength=len(kinds)).astype(np.int64))
+            pairs = np.sort(ngram * len(documents) + document[begins])
+            once = pairs[np.flatnonzero(np.diff(pairs, prepend=-1))]
+            counts = np.bincount(once // len(documents), minlength=len(ngrams))
+            keys.append(ngrams)
+            frequencies.append(counts.astype(np.int64))
         vocabulary = tuple(block.vocabulary[index] for index in order)
         return cls(len(documents), vocabulary, tuple(keys), tuple(frequencies))
 
@@ -76,43 +83,55 @@ class DocumentFrequencies(CorpusStatistics):
         >>> DocumentFrequencies.of_counts({"a": 2.0, ("a", "dog"): 1.0, "dog": 1.0}, 2).counts()
         {'a': 2, 'dog': 1, 'a dog': 1}
         """
-        grams: dict[tuple[str, ...], int] = {}
-        for gram, count in counts.items():
-            tokens = tuple(gram.split(" ")) if isinstance(gram, str) else gram
-            plain = isinstance(tokens, tuple) and all(isinstance(word, str) for word in tokens)
+        counted: dict[tuple[str, ...], int] = {}
+        for ngram, count in counts.items():
+            tokens = tuple(ngram.split(" ")) if isinstance(ngram, str) else ngram
             fix = ""
-            if not plain or not 1 <= len(tokens) <= LONGEST or not all(w and " " not in w for w in tokens):
+            if not _is_ngram(tokens):
                 fix = "expected an n-gram of 1 to 4 words"
-            elif tokens in grams:
+            elif tokens in counted:
                 fix = "the n-gram comes twice"
             elif count not in range(1, documents + 1):  # a float such as 3.0 is a whole number, too
                 fix = f"expected a whole number from 1 to {documents}, the number of documents"
             if fix:
-                raise wrong_option(f"counts[{gram!r}]", count, "", fix)
-            grams[tokens] = int(count)
-        # A prefix that is not counted itself stands in no document, so far as is known.
-        held = dict.fromkeys([gram[:n] for gram in grams for n in range(1, len(gram) + 1)], 0) | grams
-        words = tuple(sorted({word for gram in held for word in gram}))
+                raise wrong_option(f"counts[{ngram!r}]", count, "", fix)
+            counted[tokens] = int(count)
+        # A prefix that is not counted itself is in no document, as far as is known.
+        frequency: dict[tuple[str, ...], int] = {}
+        for tokens in counted:
+            for n in range(1, len(tokens) + 1):
+                frequency[tokens[:n]] = counted.get(tokens[:n], 0)
+        words = tuple(sorted({word for tokens in frequency for word in tokens}))
         rank = {word: index for index, word in enumerate(words)}
-        numbers: dict[tuple[str, ...], int] = {(): 0}
-        keys, frequencies = [], []
+        number: dict[tuple[str, ...], int] = {(): 0}  # of each n-gram among those of its length
+        keys = []
+        frequencies = []
         for n in range(1, LONGEST + 1):
-            of_length = sorted(
-                (numbers[gram[:-1]] * len(words) + rank[gram[-1]], gram) for gram in held if len(gram) == n
-            )
-            numbers |= {gram: number for number, (_, gram) in enumerate(of_length)}
-            keys.append(np.array([key for key, _ in of_length], dtype=np.int64))
-            frequencies.append(np.array([held[gram] for _, gram in of_length], dtype=np.int64))
+            by_key: dict[int, tuple[str, ...]] = {}  # keys as in `DocumentFrequencies.keys`
+            for tokens in frequency:
+                if len(tokens) == n:
+                    by_key[number[tokens[:-1]] * len(words) + rank[tokens[-1]]] = tokens
+            ordered = sorted(by_key)
+            for index, key in enumerate(ordered):
+                number[by_key[key]] = index
+            keys.append(np.array(ordered, dtype=np.int64))
+            frequencies.append(np.array([frequency[by_key[key]] for key in ordered], dtype=np.int64))
         return cls(documents, words, tuple(keys), tuple(frequencies))
 
     def counts(self) -> dict[str, int]:
         """{n-gram, its words joined by spaces: number of documents}, shorter ones first."""
-        found, grams = dict[str, int](), [""]
+        counts: dict[str, int] = {}
+        prefixes = [""]
         for keys, frequencies in zip(self.keys, self.frequencies, strict=True):
-            parts = [divmod(key, len(self.words)) for key in keys.tolist()]
-            grams = [f"{grams[prefix]} {self.words[word]}".lstrip(" ") for prefix, word in parts]
-            found |= {gram: n for gram, n in zip(grams, frequencies.tolist(), strict=True) if n}
-        return found
+            ngrams = []
+            for key in keys.tolist():
+                prefix, word = divmod(key, len(self.words))
+                ngrams.append(f"{prefixes[prefix]} {self.words[word]}".lstrip(" "))
+            for ngram, frequency in zip(ngrams, frequencies.tolist(), strict=True):
+                if frequency:  # else it is only the beginning of a longer one
+                    counts[ngram] = frequency
+            prefixes = ngrams
+        return counts
 
     def of_block(self, block: TextBlock) -> Iterator[Floats]:
         """Per n from 1 to 4 the documents that hold the n-gram beginning at each word of texts, 0 if none."""
@@ -122,17 +141,17 @@ class DocumentFrequencies(CorpusStatistics):
         for n, (keys, frequencies) in enumerate(zip(self.keys, self.frequencies, strict=True), start=1):
             begins = block.begins(n)
             last = words[begins + n - 1]
-            known = (prefix[begins] >= 0) & (last >= 0)
-            key = np.where(known, prefix[begins] * len(self.words) + last, -1)
+            in_table = (prefix[begins] >= 0) & (last >= 0)
+            key = np.where(in_table, prefix[begins] * len(self.words) + last, -1)
             # Each kind once and in order, which reads the table from one end to the other.
             kinds, inverse = np.unique(key, return_inverse=True)
-            at = np.minimum(np.searchsorted(keys, kinds), max(len(keys) - 1, 0))[inverse]
-            known = known & (keys[at] == key) if len(keys) else np.zeros_like(known)
+            place = np.minimum(np.searchsorted(keys, kinds), max(len(keys) - 1, 0))[inverse]
+            in_table = in_table & (keys[place] == key) if len(keys) else np.zeros_like(in_table)
             prefix = np.full_like(prefix, -1)
-            prefix[begins] = np.where(known, at, -1)
-            found = np.zeros(len(words))
-            found[begins] = np.where(known, frequencies[at], 0) if len(keys) else 0
-            yield found
+            prefix[begins] = np.where(in_table, place, -1)
+            documents = np.zeros(len(words))
+            documents[begins] = np.where(in_table, frequencies[place], 0) if len(keys) else 0
+            yield documents
 
     @cached_property
     def fingerprint(self) -> str:
@@ -146,9 +165,16 @@ class DocumentFrequencies(CorpusStatistics):
         return sum(int(np.count_nonzero(frequencies)) for frequencies in self.frequencies)
 
 
+def _is_ngram(tokens: object) -> bool:
+    """A check for a tuple of 1 to 4 words without spaces."""
+    if not isinstance(tokens, tuple) or not 1 <= len(tokens) <= LONGEST:
+        return False
+    return all(isinstance(word, str) and word and " " not in word for word in tokens)
+
+
 @dataclass(frozen=True, eq=False)
 class TokenIdf(CorpusStatistics):
-    """How rare each token id is: weights, finite numbers of at least 0; and `unseen`, that of every other id.
+    """Weights of token ids by rarity, finite numbers of at least 0; and `unseen`, that of every other id.
 
     >>> TokenIdf({7: 0.5, 8: 2.0}, unseen=3.0).of((7, 7, 9))
     [0.5, 0.5, 3.0]
@@ -160,19 +186,20 @@ class TokenIdf(CorpusStatistics):
     def __post_init__(self) -> None:
         expected = "expected {token id: weight}, and a weight for unseen ids: finite numbers of at least 0"
         try:
-            plain = {operator.index(index): float(weight) for index, weight in self.weights.items()}
+            weights = {operator.index(index): float(weight) for index, weight in self.weights.items()}
             object.__setattr__(self, "unseen", float(self.unseen))
         except (AttributeError, TypeError, ValueError) as error:
             raise TypeError(f"weights of words: {expected} ({error})") from None
-        object.__setattr__(self, "weights", plain)
-        if not plain or not all(0 <= weight < math.inf for weight in (*plain.values(), self.unseen)):
+        object.__setattr__(self, "weights", weights)
+        if not weights or not all(0 <= weight < math.inf for weight in (*weights.values(), self.unseen)):
             raise ValueError(f"weights of words: {expected}")
 
     @classmethod
     def of_documents(cls, documents: Iterable[Sequence[int]]) -> TokenIdf:
         """idf = log((N + 1) / (c + 1)) of ids that c of N documents hold, log(N + 1) of any other, as
         BERTScore's (Zhang et al., ICLR 2020, https://arxiv.org/abs/1904.09675)."""
-        counts, total = Counter[int](), 0
+        counts: Counter[int] = Counter()
+        total = 0
         for ids in documents:
             counts.update(set(ids))
             total += 1

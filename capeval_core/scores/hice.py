@@ -1,4 +1,4 @@
-"""HICE-S and RefHICE-S: regions of the image matched with phrases of the caption, beside both as a whole.
+"""HICE-S and RefHICE-S: regions of the image matched with phrases of the caption, and both as a whole.
 
 Zeng, Sun, Zhang, Wen, Su, Xie, Wang, Chen: HICEScore: A Hierarchical Metric for Image Captioning Evaluation,
 ACM Multimedia 2024, https://doi.org/10.1145/3664647.3681358
@@ -8,18 +8,16 @@ The authors released no code. The choices that their paper leaves open are optio
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from operator import itemgetter
 from os import PathLike
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from PIL.Image import Image
+from numpy.typing import NDArray
 
 from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.inputs.samples import Samples, windows
@@ -30,15 +28,15 @@ from capeval_core.options import option
 from capeval_core.phrases.source import PhraseSource, phrase_models, phrase_opener
 from capeval_core.ragged import Doubles, Floats, Integers, Ragged, inner
 from capeval_core.regions.opening import region_models, region_opener
-from capeval_core.regions.regions import CachedRegions, LimitedRegions, Regions, RegionSource
+from capeval_core.regions.regions import CachedRegions, LimitedRegions, RegionSource
 from capeval_core.registry import facts
-from capeval_core.reports.explanations import DrawnExplanation, marked
-from capeval_core.reports.figures import card_lines, draw_picture, outlined
+from capeval_core.reports.evidence import PhraseMatches, RegionExplanation
 from capeval_core.result import Values
 from capeval_core.rows import COVERAGE, FLOATS, NESTED, Texts, column, lists, row_schema
 from capeval_core.weights.catalogue import WeightsEntry, part_of
 
-SOURCES = {"regions": "objects", "phrases": "factual"}  # those of the paper
+SOURCES = {"regions": "objects", "phrases": "factual"}
+"""The sources of the paper."""
 THRESHOLD = 0.2
 """The cosine below which a phrase is a mistake and a region unmentioned: with w = 2.5 the 0.5 of figure 5.
 Weights whose cosines are in another range name their own among the constants of their config."""
@@ -62,16 +60,25 @@ def image_text_terms(rows: pa.Table, w: float, include_whole_image: bool) -> dic
     The whole image is a region where there is no other one, or where `include_whole_image` is set.
     """
     cosine = rows["cosine"].to_numpy().astype(np.float64)
-    names = ("phrase_cosines", "phrase_maxima", "region_maxima")
-    whole, best, regions = (Ragged.of(rows[name]) for name in names)
+    whole_image = Ragged.of(rows["phrase_cosines"])
+    phrases = Ragged.of(rows["phrase_maxima"])
+    regions = Ragged.of(rows["region_maxima"])
     n = regions.lengths
+    # Without any region, each phrase and the recall have the whole image as the only one.
     with_whole = (n == 0) | include_whole_image
-    maxima = np.where((n == 0)[best.owner], whole.values, best.values)
+    phrase_maxima = np.where((n == 0)[phrases.owner], whole_image.values, phrases.values)
     if include_whole_image:
-        maxima = np.maximum(maxima, whole.values)
-    p = compatibility(Ragged(maxima, best.lengths).mean(), w)
-    r = compatibility((regions.sum() + np.where(with_whole, whole.max(), 0)) / (n + with_whole), w)
-    terms = {"gitc": compatibility(cosine, w), "litc": harmonic_mean(p, r), "precision": p, "recall": r}
+        phrase_maxima = np.maximum(phrase_maxima, whole_image.values)
+    # The whole image's own recall is the best cosine of any phrase with it.
+    region_sum = regions.sum() + np.where(with_whole, whole_image.max(), 0)
+    precision = compatibility(Ragged(phrase_maxima, phrases.lengths).mean(), w)
+    recall = compatibility(region_sum / (n + with_whole), w)
+    terms = {
+        "gitc": compatibility(cosine, w),
+        "litc": harmonic_mean(precision, recall),
+        "precision": precision,
+        "recall": recall,
+    }
     return {name: np.where(np.isnan(cosine), np.nan, term) for name, term in terms.items()}
 
 
@@ -83,18 +90,28 @@ def _text_text_terms(rows: pa.Table, reference_reduction: str) -> tuple[Doubles,
     if reference_reduction == "mean":
         return gttc.mean(), lttc.mean()
     if reference_reduction == "pooled":
-        precision = [np.mean(np.max(own, axis=0)) for own in rows["caption_phrase_maxima"].to_pylist()]
-        recall = [np.mean(np.concatenate(own)) for own in rows["reference_phrase_maxima"].to_pylist()]
-        return gttc.max(), harmonic_mean(*(compatibility(np.array(own)) for own in (precision, recall)))
-    chosen = joint(gttc, lttc).argmax()
-    return gttc.values[chosen], lttc.values[chosen]
+        return gttc.max(), _pooled_lttc(rows)
+    best = joint(gttc, lttc).argmax()
+    return gttc.values[best], lttc.values[best]
+
+
+def _pooled_lttc(rows: pa.Table) -> Doubles:
+    """lTTC (eq. 9) of each row with the phrases of all its references together."""
+    precision = []
+    for maxima in rows["caption_phrase_maxima"].to_pylist():  # (references, phrases of the caption)
+        precision.append(np.mean(np.max(maxima, axis=0)))
+    recall = []
+    for maxima in rows["reference_phrase_maxima"].to_pylist():  # (phrases,) per reference
+        recall.append(np.mean(np.concatenate(maxima)))
+    return harmonic_mean(compatibility(np.array(precision)), compatibility(np.array(recall)))
 
 
 def reference_terms(rows: pa.Table) -> tuple[Ragged, Ragged]:
     """gTTC (eq. 3) and lTTC (eq. 7 to 9) of each reference of each row."""
     cosines = Ragged.of(rows["reference_cosines"])
-    names = ("caption_phrase_maxima", "reference_phrase_maxima")
-    lttc = harmonic_mean(*(compatibility(Ragged.of(inner(rows[name])[0]).mean()) for name in names))
+    precision = Ragged.of(inner(rows["caption_phrase_maxima"])[0]).mean()
+    recall = Ragged.of(inner(rows["reference_phrase_maxima"])[0]).mean()
+    lttc = harmonic_mean(compatibility(precision), compatibility(recall))
     return Ragged(compatibility(cosines.values), cosines.lengths), Ragged(lttc, cosines.lengths)
 
 
@@ -197,32 +214,39 @@ class HiceS(CaptionMetric):
             self.regions = LimitedRegions(self.regions, options.max_regions)
         if options.evidence:  # which needs the regions a second time
             self.regions = CachedRegions(self.regions)
-        parsing = {"style": options.phrase_style, "batch_size": options.batch_size}
-        self.phrases: PhraseSource = open_phrases(**parsing, **device)
-        regions, phrases = (Model.of(one.name, one.fingerprint) for one in (self.regions, self.phrases))
-        return {**models, "regions": regions, "phrases": phrases}
+        self.phrases: PhraseSource = open_phrases(
+            style=options.phrase_style, batch_size=options.batch_size, **device
+        )
+        models["regions"] = Model.of(self.regions.name, self.regions.fingerprint)
+        models["phrases"] = Model.of(self.phrases.name, self.phrases.fingerprint)
+        return models
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         for window in windows(batch, LIMITS.hice_texts):
             texts = Texts(window, with_references=self.needs_references)
-            n = len(window)
-            encoded = [*self.encode_texts(window.captions), *self.encode_texts(texts.all[n:])]
+            captions = self.encode_texts(window.captions)
+            references = self.encode_texts(texts.all[len(window) :])
+            encoded = [*captions, *references]  # in the order of `Texts.all`
             features = np.stack([text.feature for text in encoded])
             truncated = [text.truncated for text in encoded]
             for part, images in self.encode_images(window):
-                keys, errors = [image.key for image in images], [image.error for image in images]
+                keys = [image.key for image in images]
+                errors = [image.error for image in images]
                 columns = texts.columns(part, keys, errors, truncated, tokenizer=self.encoder.tokenizer)
                 columns |= _region_columns(encoded[part], images)
                 if self.needs_references:
-                    references = encoded[texts.references(part)]
                     columns["reference_cosines"] = texts.cosines(part, features)
-                    columns |= _phrase_columns(encoded[part], references, texts.counts[part])
+                    columns |= _phrase_columns(
+                        encoded[part], encoded[texts.references(part)], texts.counts[part]
+                    )
                 yield pa.table(columns, schema=self.ROW)
 
     def encode_images(self, window: Samples) -> Iterator[tuple[slice, list[Any]]]:
         """Images with their regions, as `RegionFeatures`, some at a time."""
-        run, start = {"mask_transform": self.options.mask_transform, **self.run}, 0
-        images = self.encoder.encode_regions(window.images, self.regions, **run)
+        images = self.encoder.encode_regions(
+            window.images, self.regions, mask_transform=self.options.mask_transform, **self.run
+        )
+        start = 0
         while features := list(islice(images, 64)):
             yield slice(start, start + len(features)), features
             start += len(features)
@@ -230,18 +254,28 @@ class HiceS(CaptionMetric):
     def encode_texts(self, texts: Sequence[str]) -> list[EncodedText]:
         """Texts and their phrases; ValueError: the user's source does not give each text its phrases."""
         parsed = self.phrases.phrases(texts)
-        without = sum(not of_text.phrases for of_text in parsed)
+        without = sum(not text.phrases for text in parsed)
         if len(parsed) != len(texts) or without:
-            found = f"gave {len(texts)} texts {len(parsed)} results, {without} of them without a phrase"
+            problem = f"gave {len(texts)} texts {len(parsed)} results, {without} of them without a phrase"
             fix = "expected one for each, the text itself where no phrase is in it"
-            raise ValueError(f"phrases={self.phrases.name!r} {found}: {fix}")
-        every = [*texts, *(phrase for own in parsed for phrase in own.phrases)]
-        encoded, encoded_texts, start = self.encoder.encode_texts(every, **self.run), [], len(texts)
-        for i, own in enumerate(parsed):
-            part = slice(start, start + len(own.phrases))
-            truncated = encoded.truncated[i] + sum(encoded.truncated[part]) + own.truncated
-            features = encoded.features[i], encoded.features[part]
-            encoded_texts.append(EncodedText(own.phrases, *features, truncated, own.fallback))
+            raise ValueError(f"phrases={self.phrases.name!r} {problem}: {fix}")
+        phrases = [phrase for text in parsed for phrase in text.phrases]
+        # All in one run: the texts, then the phrases of one text after another.
+        encoded = self.encoder.encode_texts([*texts, *phrases], **self.run)
+        encoded_texts = []
+        start = len(texts)
+        for index, text in enumerate(parsed):
+            part = slice(start, start + len(text.phrases))
+            unread = encoded.truncated[index] + sum(encoded.truncated[part])
+            encoded_texts.append(
+                EncodedText(
+                    phrases=text.phrases,
+                    feature=encoded.features[index],
+                    phrase_features=encoded.features[part],
+                    truncated=unread + text.truncated,
+                    fallback=text.fallback,
+                )
+            )
             start = part.stop
         return encoded_texts
 
@@ -252,51 +286,46 @@ class HiceS(CaptionMetric):
 
     def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
         numbers = {self.key: self.aggregate(rows).scores.tolist(), **parts}
-        shown, found = super().evidence_of(samples, rows, numbers), Evidence()
+        summaries = super().evidence_of(samples, rows, numbers)
+        explained: Evidence = {}
         for window in windows(samples, LIMITS.hice_texts):
             texts = self.encode_texts(window.captions)
-            for part, views in self.encode_images(window):
-                for text, image, view in zip(texts[part], window.images[part], views, strict=True):
-                    row = rows.slice(len(found), 1).to_pylist()[0]
-                    found[len(found)] = self._explanation(shown[len(found)], row, text, image, view)
-        return found
+            for part, images in self.encode_images(window):
+                for text, image, features in zip(texts[part], window.images[part], images, strict=True):
+                    index = len(explained)
+                    row = rows.slice(index, 1).to_pylist()[0]
+                    explained[index] = self._explanation(summaries[index], row, text, image, features)
+        return explained
 
     def _explanation(
-        self, shown: dict[str, Any], row: dict[str, Any], text: EncodedText, image: InputImage, view: Any
-    ) -> HiceExplanation:
-        """The explanation of a row, by the row's own cosines, so that the numbers add up."""
-        from capeval_core.encoders.preprocessing import central_square
-
-        w, constants = self.options.w, self.encoder.config.get("constants", {})
-        content = shown | {"threshold": w * constants.get("threshold", THRESHOLD)}
-        content |= {"phrases": [], "regions": [], "whole": None}
+        self,
+        summary: dict[str, Any],
+        row: dict[str, Any],
+        text: EncodedText,
+        image: InputImage,
+        features: Any,
+    ) -> RegionExplanation:
+        """The explanation of a row by its regions, which are found again."""
+        w = self.options.w
+        threshold = self.encoder.config.get("constants", {}).get("threshold", THRESHOLD)
+        content = {**summary, "threshold": w * threshold}
         try:
-            if reason := row["error"] or view.error:
-                raise ImageError(reason)
+            if row["error"] or features.error:
+                raise ImageError(row["error"] or features.error)
             regions = self.regions.find(image)
         except ImageError as error:
-            return HiceExplanation(content | {"error": str(error)}, image, None)
-        visible, phrases = regions.select(view.kept.tolist()), text.phrases
-        with_whole = self.options.include_whole_image or not len(visible)
-        cosines = unit(text.phrase_features) @ unit(view.regions).T
-        for i, (best, whole) in enumerate(zip(row["phrase_maxima"], row["phrase_cosines"], strict=True)):
-            by_whole = with_whole and (not len(visible) or whole > best)
-            precision = w * max(whole if by_whole else best, 0.0)
-            region = None if by_whole else int(cosines[i].argmax())
-            content["phrases"].append({"phrase": phrases[i], "precision": precision, "region": region})
-        areas = (visible.areas / math.prod(visible.size)).tolist()
-        boxes = zip(visible.boxes.tolist(), areas, row["region_maxima"], strict=True)
-        for i, (box, area, best) in enumerate(boxes):
-            note = {"box": box, "area": area, "recall": w * max(best, 0.0)}
-            content["regions"].append(note | {"phrase": phrases[int(cosines[:, i].argmax())]})
-        if with_whole:
-            best, phrase = max(zip(row["phrase_cosines"], phrases, strict=True), key=itemgetter(0))
-            content["whole"] = {"recall": w * max(best, 0.0), "phrase": phrase}
-        top, left, side = central_square(*regions.size)
-        content["outside"] = len(regions) - len(visible)
-        content["square"] = [left, top, left + side, top + side]
-        content["truncated"] = row["truncated"]
-        return HiceExplanation(content, image, visible).with_threshold(content["threshold"])
+            return RegionExplanation.of_failure(content, str(error), image)
+        visible = regions.select(features.kept.tolist())
+        matches = PhraseMatches(
+            row=row,
+            phrases=text.phrases,
+            cosines=unit(text.phrase_features) @ unit(features.regions).T,
+            regions=regions,
+            visible=visible,
+            w=w,
+            with_whole_image=self.options.include_whole_image or not len(visible),
+        )
+        return RegionExplanation.of_matches(content, matches, image)
 
 
 @facts("refhices")
@@ -305,13 +334,15 @@ class RefHiceS(HiceS):
 
     needs_references = True
     Options: ClassVar[type[CommonOptions]] = RefHiceOptions
-    _COMPARED = (
-        column("reference_cosines", FLOATS, "cosine of caption and each reference, eq. 3"),
-        column("caption_phrase_maxima", NESTED, "per reference, each caption phrase's best, eq. 7"),
-        column("reference_phrase_maxima", NESTED, "per reference, each of its phrases' best, eq. 8"),
+    ROW = pa.schema(
+        [
+            *HiceS.ROW,
+            column("reference_cosines", FLOATS, "cosine of caption and each reference, eq. 3"),
+            column("caption_phrase_maxima", NESTED, "per reference, each caption phrase's best, eq. 7"),
+            column("reference_phrase_maxima", NESTED, "per reference, each of its phrases' best, eq. 8"),
+        ]
     )
-    ROW = pa.schema([*HiceS.ROW, *_COMPARED])
-    reference_columns = tuple(one.name for one in _COMPARED)
+    reference_columns = ("reference_cosines", "caption_phrase_maxima", "reference_phrase_maxima")
 
     options: RefHiceOptions
 
@@ -324,17 +355,29 @@ class RefHiceS(HiceS):
 
     def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
         gttc, lttc = reference_terms(rows)
-        deciding = {"joint": [joint(gttc, lttc)], "best": [gttc, lttc]}
-        terms = deciding.get(self.options.reference_reduction, [])
-        chosen = np.full(len(gttc.values), not terms)  # by the other reductions all are
-        for term in terms:
-            chosen[term.argmax()] = True
-        columns = zip(gttc.values.tolist(), lttc.values.tolist(), chosen.tolist(), strict=True)
-        notes = ({"gttc": one, "lttc": other, "chosen": used} for one, other, used in columns)
-        shown = super().evidence_of(samples, rows, parts)
-        for explanation, references in zip(shown.values(), samples.references or [], strict=True):
-            explanation["compared"] = [{"reference": text, **next(notes)} for text in references]
-        return shown
+        is_used = self._used_references(gttc, lttc).tolist()
+        notes = zip(gttc.values.tolist(), lttc.values.tolist(), is_used, strict=True)
+        explained = super().evidence_of(samples, rows, parts)
+        for explanation, references in zip(explained.values(), samples.references or [], strict=True):
+            compared = []
+            for reference in references:
+                note = dict(zip(("gttc", "lttc", "chosen"), next(notes), strict=True))
+                compared.append({"reference": reference, **note})
+            explanation["compared"] = compared
+        return explained
+
+    def _used_references(self, gttc: Ragged, lttc: Ragged) -> NDArray[np.bool_]:
+        """(all references,) whether the score uses a reference: the best ones, or all by a mean or pool."""
+        reduction = self.options.reference_reduction
+        is_used = np.zeros(len(gttc.values), dtype=np.bool_)
+        if reduction == "joint":
+            is_used[joint(gttc, lttc).argmax()] = True
+        elif reduction == "best":
+            is_used[gttc.argmax()] = True
+            is_used[lttc.argmax()] = True
+        else:
+            is_used[:] = True
+        return is_used
 
 
 class EncodedText(NamedTuple):
@@ -351,16 +394,19 @@ def _region_columns(captions: Sequence[EncodedText], images: Sequence[Any]) -> d
     """The columns of `HiceS.ROW` for captions and their images, one each."""
     from capeval_core.matching.greedy import match_arrays
 
-    whole, texts = (np.stack(own) for own in ([i.whole for i in images], [c.feature for c in captions]))
+    whole_images = np.stack([image.whole for image in images])
+    texts = np.stack([caption.feature for caption in captions])
     phrases = [caption.phrase_features for caption in captions]
-    lengths = np.array([len(own) for own in phrases])
-    phrase_cosines = grouped_cosine(whole, np.concatenate(phrases), lengths)
-    regions = {id(image.regions): image.regions for image in images}  # equal images share theirs
-    number = {key: position for position, key in enumerate(regions)}
-    matches = match_arrays(phrases, [*regions.values()], y_of_pair=[number[id(i.regions)] for i in images])
+    lengths = np.array([len(features) for features in phrases])
+    phrase_cosines = grouped_cosine(whole_images, np.concatenate(phrases), lengths)
+    # Equal images share one array of regions, which is matched once for all their captions.
+    regions = {id(image.regions): image.regions for image in images}
+    position = {key: index for index, key in enumerate(regions)}
+    y_of_pair = [position[id(image.regions)] for image in images]
+    matches = match_arrays(phrases, [*regions.values()], y_of_pair=y_of_pair)
     counts = np.array([len(image.regions) for image in images])
     return {
-        "cosine": pa.array(paired_cosine(whole, texts), mask=np.isnan(whole).any(axis=1)),
+        "cosine": pa.array(paired_cosine(whole_images, texts), mask=np.isnan(whole_images).any(axis=1)),
         "phrase_cosines": lists(np.nan_to_num(phrase_cosines), lengths),
         "phrase_maxima": lists(matches.x_maxima, lengths),
         "region_maxima": lists(matches.y_maxima, counts),
@@ -376,69 +422,24 @@ def _phrase_columns(
     from capeval_core.matching.greedy import match_arrays
 
     owner = np.repeat(np.arange(len(counts)), counts)
-    x, y = ([text.phrase_features for text in texts] for texts in (captions, references))
-    matches = match_arrays(x, y, x_of_pair=owner)
-    of_captions, of_references = (np.array([len(own) for own in sets], dtype=np.int64) for sets in (x, y))
+    caption_phrases = [text.phrase_features for text in captions]
+    reference_phrases = [text.phrase_features for text in references]
+    matches = match_arrays(caption_phrases, reference_phrases, x_of_pair=owner)
+    caption_lengths = np.array([len(features) for features in caption_phrases], dtype=np.int64)
+    reference_lengths = np.array([len(features) for features in reference_phrases], dtype=np.int64)
     return {
-        "caption_phrase_maxima": lists(lists(matches.x_maxima, of_captions[owner]), counts),
-        "reference_phrase_maxima": lists(lists(matches.y_maxima, of_references), counts),
+        "caption_phrase_maxima": lists(lists(matches.x_maxima, caption_lengths[owner]), counts),
+        "reference_phrase_maxima": lists(lists(matches.y_maxima, reference_lengths), counts),
     }
 
 
 def _counts(rows: pa.Table) -> dict[str, Doubles]:
     """Counts of regions, phrases, dropped regions and sentences without a phrase; NaN where a row failed."""
-    failed = rows["cosine"].is_null().to_numpy()
-    counts = {f"{name}_count": pc.list_value_length(rows[f"{name}_maxima"]) for name in ("region", "phrase")}
-    counts |= {name: rows[name] for name in ("regions_dropped", "without_phrases")}
+    counts = {
+        "region_count": pc.list_value_length(rows["region_maxima"]),
+        "phrase_count": pc.list_value_length(rows["phrase_maxima"]),
+        "regions_dropped": rows["regions_dropped"],
+        "without_phrases": rows["without_phrases"],
+    }
+    failed = rows["cosine"].is_null().to_numpy()  # a count of 0 would say that there was an image
     return {name: np.where(failed, np.nan, count.to_numpy()) for name, count in counts.items()}
-
-
-class HiceExplanation(DrawnExplanation):
-    """The explanation of a score, by `result.explain(i)`: numbers and texts, and `plot()`, which draws them.
-
-    Keys: `caption`, `image`; the score under its name (`hice_s`, `refhice_s`) and its terms (`gitc`, `litc`,
-    `precision`, `recall`; `gttc`, `lttc`); `threshold`; `phrases` and `regions`, see below; `whole`, recall
-    and phrase of the whole image where it counts as a region, else None; `square`, x0, y0, x1, y1 of the part
-    that the image tower sees, and `outside`, the number of regions outside of it; `truncated`, how many token
-    ids and sentences were; with references `compared`; and `error`, the reason where there is no score.
-
-    A phrase has `precision`, w max(cos, 0) with the best `region` (None: the whole image); it is a `mistake`
-    where that is below the threshold, but not `judged` where it may be about a region outside of the square.
-    A region has its `box` in pixels, its `area` as a share of the image, `recall`, w max(cos, 0) with the
-    best `phrase`, and is `unmentioned` where that is below the threshold. A `reference` that is compared has
-    `gttc` (eq. 3), `lttc` (eq. 9), and is `chosen` where the score uses either.
-
-    The score clamps at 0 after the mean, these notes before it: where cosines are negative, the mean of the
-    phrases' precisions is more than `precision`.
-    """
-
-    def __init__(self, content: Mapping[str, Any], image: InputImage, masks: Regions | None) -> None:
-        super().__init__(content)
-        self._image, self._masks = image, masks
-
-    def with_threshold(self, threshold: float) -> HiceExplanation:
-        """The same explanation with another threshold for mistakes and unmentioned regions."""
-        outside = bool(self["outside"])  # a phrase that fits no region may be about one of those
-        phrases = []
-        for note in self["phrases"]:
-            below = note["precision"] < threshold
-            phrases.append({**note, "mistake": below and not outside, "judged": not (below and outside)})
-        regions = [{**note, "unmentioned": note["recall"] < threshold} for note in self["regions"]]
-        changed = {"threshold": threshold, "phrases": phrases, "regions": regions}
-        return HiceExplanation({**self, **changed}, self._image, self._masks)
-
-    def plot(self, width: int = 1280, *, threshold: float | None = None) -> Image:
-        """The explanation as one image, `width` pixels wide: the image with its regions outlined and what the
-        image tower does not see dimmed, the caption with its mistakes marked, and all numbers. `threshold`
-        replaces that of the explanation."""
-        self.check_drawable(width)
-        shown = self if threshold is None else self.with_threshold(threshold)
-        return draw_picture(card_lines(shown, marked(shown)), shown.overlay(1000), width)
-
-    def overlay(self, width: int = 1280) -> Image:
-        """The image with its regions outlined, narrower where it would be more than twice as high as wide."""
-        self.check_drawable(width)
-        image = self._image.load()
-        regions = self._masks or Regions.of([], size=(image.height, image.width))
-        unmentioned = [note["unmentioned"] for note in self["regions"]]
-        return outlined(image, regions, unmentioned, width, self["square"])

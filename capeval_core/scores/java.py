@@ -29,12 +29,18 @@ from capeval_core.project import install_command
 from capeval_core.registry import facts
 from capeval_core.result import Values
 from capeval_core.rows import column, row_schema
-from capeval_core.scores.ngram import Compared, NgramMetric, NgramOptions, fixed_lists, of_fixed_lists
+from capeval_core.scores.ngram import CaptionPools, NgramMetric, NgramOptions, fixed_lists, of_fixed_lists
 from capeval_core.statistics import CorpusFormula
 
-ALPHA, BETA, GAMMA, DELTA = 0.85, 0.2, 0.6, 0.75
-"""How much more recall counts than precision; exponent and weight of the penalty for fragments; the weight of
-content words, where function words have the rest: METEOR 1.5 for English."""
+# METEOR 1.5 for English.
+ALPHA = 0.85
+"""Weight of recall in the mean, where precision has the remainder."""
+BETA = 0.2
+"""Exponent of the penalty for fragments."""
+GAMMA = 0.6
+"""Weight of the penalty for fragments."""
+DELTA = 0.75
+"""Weight of content words, where function words have the remainder."""
 STAGES = np.array([1.0, 0.6, 0.8, 0.6])
 """Weights of matches by the same word, stem, synonym and paraphrase."""
 SUMS = (
@@ -49,16 +55,18 @@ SUMS = (
 
 
 def meteor_sums(statistics: Floats) -> Floats:
-    """(n, 7) what captions add to `SUMS`, of the program's (n, 23) statistics.
+    """(n, 7) summands of `SUMS`, one row per caption, of the program's (n, 23) statistics.
 
     These are the lengths of caption and reference, their numbers of function words; by stage the content
     words of either that match, and the function words of either; chunks, and the matched words of either. A
     caption that is its reference has no fragments: its one chunk does not count.
     """
     stages = statistics[:, 4:20].reshape(-1, 4, 4)
-    content, function = stages[:, :, :2], stages[:, :, 2:]
+    content = stages[:, :, :2]
+    function = stages[:, :, 2:]
     matches = np.einsum("s,nsk->nk", STAGES, DELTA * content + (1 - DELTA) * function)
-    lengths, functions = statistics[:, :2], statistics[:, 2:4]
+    lengths = statistics[:, :2]
+    functions = statistics[:, 2:4]
     weighted = DELTA * (lengths - functions) + (1 - DELTA) * functions
     matched = (content + function).sum(axis=1)
     chunks = statistics[:, 20]
@@ -73,9 +81,11 @@ def meteor(sums: Floats) -> Floats:
     >>> meteor(np.array([1.5, 1.5, 1.5, 1.5, 0.0, 2.0, 2.0])).round(3)
     array([1.])
     """
-    matches, lengths = sums[..., :2], sums[..., 2:4]
+    matches = sums[..., :2]
+    lengths = sums[..., 2:4]
     share = np.divide(matches, lengths, out=np.zeros_like(matches), where=lengths > 0)
-    precision, recall = share[..., 0], share[..., 1]
+    precision = share[..., 0]
+    recall = share[..., 1]
     below = (1 - ALPHA) * recall + ALPHA * precision
     mean = np.divide(precision * recall, below, out=np.zeros_like(below), where=below > 0)
     words = sums[..., 5:].mean(axis=-1)
@@ -114,20 +124,22 @@ class Meteor(JavaMetric):
     )
     ROW = row_schema(column("sums", pa.list_(pa.float64(), len(SUMS)), f"what it adds to {', '.join(SUMS)}"))
 
-    def columns(self, compared: Compared) -> dict[str, Any]:
+    def columns(self, pools: CaptionPools) -> dict[str, Any]:
         lines = []
-        for words, *references in compared.rows:
+        for words, *references in pools.rows:
             caption = " ".join(words).replace("|||", "").replace("  ", " ")
             lines.append(" ||| ".join(["SCORE", *map(" ".join, references), caption]))
         folder = package() / "meteor"
         command = ["java", "-jar", "-Xmx2G", f"{self.program}.jar", "-", "-", "-stdio", "-l", "en", "-norm"]
-        ran = subprocess.run(
+        process = subprocess.run(
             command, input="\n".join([*lines, ""]), capture_output=True, cwd=folder, encoding="utf-8"
         )
-        statistics = [[float(number) for number in line.split()] for line in ran.stdout.splitlines()]
-        if ran.returncode or len(statistics) != len(lines):
-            reason = " ".join(ran.stderr.split())[-200:]
-            raise ValueError(f"METEOR's program failed (exit status {ran.returncode}): {reason}")
+        statistics = []
+        for line in process.stdout.splitlines():
+            statistics.append([float(number) for number in line.split()])
+        if process.returncode or len(statistics) != len(lines):
+            reason = " ".join(process.stderr.split())[-200:]
+            raise ValueError(f"METEOR's program failed (exit status {process.returncode}): {reason}")
         return {"sums": fixed_lists(meteor_sums(np.array(statistics)))}
 
     def aggregate(self, rows: pa.Table) -> Values:
@@ -146,18 +158,23 @@ class Spice(JavaMetric):
         column("recall", pa.float64(), "share of the references' tuples that it has"),
     )
 
-    def columns(self, compared: Compared) -> dict[str, Any]:
-        texts = [list(map(" ".join, row)) for row in compared.rows]
-        captions = {index: row[:1] for index, row in enumerate(texts)}
-        references = {index: row[1:] for index, row in enumerate(texts)}
+    def columns(self, pools: CaptionPools) -> dict[str, Any]:
+        captions: dict[int, list[str]] = {}
+        references: dict[int, list[str]] = {}
+        for index, row in enumerate(pools.rows):
+            caption, *texts = map(" ".join, row)
+            captions[index] = [caption]
+            references[index] = texts
         scorer = importlib.import_module("pycocoevalcap.spice.spice").Spice()
         try:
             _, details = scorer.compute_score(references, captions)
         except (subprocess.CalledProcessError, OSError) as error:
             raise ValueError(f"SPICE's program failed: {error}") from error
-        of_all = [scores["All"] for scores in details]
-        names = {"f": "f", "precision": "pr", "recall": "re"}
-        return {name: np.array([own[key] for own in of_all], dtype=float) for name, key in names.items()}
+        scores = [detail["All"] for detail in details]  # of tuples of all kinds
+        columns = {}
+        for name, key in {"f": "f", "precision": "pr", "recall": "re"}.items():
+            columns[name] = np.array([score[key] for score in scores], dtype=float)
+        return columns
 
     def aggregate(self, rows: pa.Table) -> Values:
         parts = {name: rows[name].to_numpy() for name in ("precision", "recall")}
@@ -167,12 +184,14 @@ class Spice(JavaMetric):
 def package() -> Path:
     """The folder of pycocoevalcap; an empty path where it is not installed."""
     spec = importlib.util.find_spec("pycocoevalcap")
-    return Path(next(iter(spec.submodule_search_locations or ()), "") if spec else "")
+    folders = spec.submodule_search_locations if spec else None
+    return Path(folders[0]) if folders else Path()
 
 
 def check_java(titles: Sequence[str]) -> None:
     """Raise ValueError for METEOR or SPICE if they cannot run here: pycocoevalcap, Java, SPICE's models."""
-    spice, missing = package() / "spice", ""
+    spice = package() / "spice"
+    missing = ""
     if package() == Path():
         missing = f"pycocoevalcap, which is not installed: {install_command('ngram')}"
     elif shutil.which("java") is None:
@@ -180,7 +199,10 @@ def check_java(titles: Sequence[str]) -> None:
     elif "SPICE" in titles and not (spice / "lib" / "stanford-corenlp-3.6.0-models.jar").is_file():
         run = "from get_stanford_models import get_stanford_models as get; get()"
         missing = f"Stanford CoreNLP 3.6.0 (about 400 MB): run `python -c '{run}'` in {spice}"
-        alone = "; METEOR needs Java alone, so leave SPICE out or fetch this first"
-        raise ValueError(f"SPICE, a program in Java, needs {missing}{alone if 'METEOR' in titles else ''}")
+        advice = ""
+        if "METEOR" in titles:
+            advice = "; METEOR needs Java alone, so leave SPICE out or fetch this first"
+        raise ValueError(f"SPICE, a program in Java, needs {missing}{advice}")
     if titles and missing:
-        raise ValueError(f"{' and '.join(titles)} {'need' if len(titles) > 1 else 'needs'} {missing}")
+        need = "need" if len(titles) > 1 else "needs"
+        raise ValueError(f"{' and '.join(titles)} {need} {missing}")

@@ -57,17 +57,25 @@ class WeightedNgrams(NamedTuple):
 
 def words_of(samples: Samples, tokens: Callable[[str], Tokens] = shared_words) -> list[list[Tokens]]:
     """Per row the words of its caption, then those of each of its references; equal texts are read once."""
-    rows = [[c, *r] for c, r in zip(samples.captions, samples.references or [], strict=True)]
-    words = {text: tokens(text) for text in {text for row in rows for text in row}}
-    return [[words[text] for text in row] for row in rows]
+    words: dict[str, Tokens] = {}
+    rows = []
+    for caption, references in zip(samples.captions, samples.references or [], strict=True):
+        row = []
+        for text in (caption, *references):
+            if text not in words:
+                words[text] = tokens(text)
+            row.append(words[text])
+        rows.append(row)
+    return rows
 
 
-class Compared:
-    """Captions with their references, as `words_of` gives them: pools whose first text is the caption; what
-    several metrics need of them is made once. captions: (rows,) which texts are captions."""
+class CaptionPools:
+    """Captions with their references, as `words_of` gives them: pools whose first text is the caption. Their
+    n-grams are made once for all metrics. captions: (rows,) the indices of captions among all texts."""
 
     def __init__(self, rows: Sequence[Sequence[Tokens]]) -> None:
-        self.rows, self.block = rows, TextBlock(rows)
+        self.rows = rows
+        self.block = TextBlock(rows)
         self.captions: Integers = np.cumsum(self.block.sizes) - self.block.sizes
         self.is_reference = np.ones(len(self.block.pool), dtype=bool)
         self.is_reference[self.captions] = False
@@ -82,9 +90,10 @@ class Compared:
         """N-grams, weighted by count times ln(documents / documents that hold them); kept for each table."""
         if frequencies not in self._weighted:
             levels = []
-            for grams, held in zip(self.grams, frequencies.of_block(self.block), strict=True):
-                idf = np.log(frequencies.documents) - np.log(np.maximum(held[grams.start], 1.0))
+            for grams, documents in zip(self.grams, frequencies.of_block(self.block), strict=True):
+                idf = np.log(frequencies.documents) - np.log(np.maximum(documents[grams.start], 1.0))
                 weight = grams.count * idf[grams.gram]
+                # Norms are inverted once, here: each is a factor of many cosines.
                 norm = np.sqrt(sums_by(grams.caption, weight**2, len(self.block.pool)))
                 levels.append(WeightedNgrams(grams, weight, reciprocal(norm)))
             self._weighted[frequencies] = levels
@@ -123,19 +132,23 @@ class NgramMetric(CaptionMetric):
         return {"tokenizer": Model(f"ptb@{REVISION}", f"ptb@{REVISION}")}
 
     @abstractmethod
-    def columns(self, compared: Compared) -> dict[str, Any]:
-        """The metric's own columns of captions beside their references."""
+    def columns(self, pools: CaptionPools) -> dict[str, Any]:
+        """The metric's own columns of captions with their references."""
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         if len(batch):
-            yield self.table(batch, Compared(words_of(batch)))
+            yield self.table(batch, CaptionPools(words_of(batch)))
 
-    def table(self, batch: Samples, compared: Compared) -> pa.Table:
-        """Rows of the common columns, in which no text fails and none is truncated, and the metric's own."""
-        groups, n = [visual.key for visual in batch.images], len(batch)
-        none: dict[str, Any] = {"errors": [None] * n, "truncated": np.zeros(n, dtype=np.int32)}
-        common = common_columns(batch, slice(None), groups=groups, **none)
-        return pa.table({**common, **self.columns(compared)}, schema=self.ROW)
+    def table(self, batch: Samples, pools: CaptionPools) -> pa.Table:
+        """Rows of the common columns, in which no text fails or is truncated, and the metric's own."""
+        common = common_columns(
+            batch,
+            slice(None),
+            groups=[visual.key for visual in batch.images],
+            errors=[None] * len(batch),
+            truncated=np.zeros(len(batch), dtype=np.int32),
+        )
+        return pa.table({**common, **self.columns(pools)}, schema=self.ROW)
 
 
 def fixed_lists(values: NDArray[Any]) -> pa.FixedSizeListArray:
@@ -148,9 +161,11 @@ def of_fixed_lists(column: pa.Array | pa.ChunkedArray) -> NDArray[Any]:
     return np.asarray(pc.list_flatten(column)).reshape(-1, column.type.list_size)
 
 
-FOUR = pa.list_(pa.int32(), LONGEST)
-TINY, SMALL = 1e-15, 1e-9
-"""What COCO's evaluation adds to counts and to what they are divided by, so that nothing is divided by 0."""
+COUNTS_BY_LENGTH = pa.list_(pa.int32(), LONGEST)
+"""The type of a column of counts of n-grams of 1 to 4 words."""
+COUNT_EPSILON = 1e-15
+DIVISOR_EPSILON = 1e-9
+"""COCO's evaluation adds these to counts and to their divisors, so that nothing is divided by 0."""
 
 
 def bleu(matches: Floats, totals: Floats, length: Floats, reference_length: Floats) -> Floats:
@@ -166,9 +181,9 @@ def bleu(matches: Floats, totals: Floats, length: Floats, reference_length: Floa
     >>> bleu(np.array([3.0, 2, 1, 0]), np.array([4.0, 3, 2, 1]), np.array(4.0), np.array(4.0)).round(3)
     array([0.75 , 0.707, 0.63 , 0.   ])
     """
-    precision = np.cumprod((matches + TINY) / (totals + SMALL), axis=-1)
+    precision = np.cumprod((matches + COUNT_EPSILON) / (totals + DIVISOR_EPSILON), axis=-1)
     mean = precision ** (1 / np.arange(1, LONGEST + 1))
-    ratio = (length + TINY) / (reference_length + SMALL)
+    ratio = (length + COUNT_EPSILON) / (reference_length + DIVISOR_EPSILON)
     with np.errstate(under="ignore"):
         brevity = np.exp(np.minimum(1 - 1 / ratio, 0.0))
     scores: Floats = mean * np.asarray(brevity)[..., None]
@@ -178,7 +193,7 @@ def bleu(matches: Floats, totals: Floats, length: Floats, reference_length: Floa
 def bleu_of_sums(sums: Floats) -> Floats:
     """(..., 4) BLEU-4, BLEU-1, BLEU-2 and BLEU-3 of (..., 10) sums: matches, totals and the two lengths."""
     scores = bleu(sums[..., :LONGEST], sums[..., LONGEST : 2 * LONGEST], sums[..., -2], sums[..., -1])
-    return np.roll(scores, 1, axis=-1)
+    return np.roll(scores, 1, axis=-1)  # BLEU-4 first: it is the score
 
 
 @facts("bleu")
@@ -192,33 +207,39 @@ class Bleu(NgramMetric):
     formula = CorpusFormula(
         ("bleu_4", "bleu_1", "bleu_2", "bleu_3"),
         (
-            *(f"{name}_{n}" for name in ("matches", "totals") for n in (1, 2, 3, 4)),
-            "length",
-            "reference_length",
+            *("matches_1", "matches_2", "matches_3", "matches_4"),
+            *("totals_1", "totals_2", "totals_3", "totals_4"),
+            *("length", "reference_length"),
         ),
         bleu_of_sums,
         {"matches_4": "no caption has four words in a row of a reference"},
     )
     ROW = row_schema(
-        column("matches", FOUR, "for 1 to 4 words, its n-grams that a reference has, clipped"),
-        column("totals", FOUR, "for 1 to 4 words, its n-grams"),
+        column("matches", COUNTS_BY_LENGTH, "for 1 to 4 words, its n-grams that a reference has, clipped"),
+        column("totals", COUNTS_BY_LENGTH, "for 1 to 4 words, its n-grams"),
         column("length", pa.int32(), "words of the caption"),
         column("reference_length", pa.int32(), "words of the reference that is closest in length"),
     )
 
-    def columns(self, compared: Compared) -> dict[str, Any]:
-        block, captions = compared.block, compared.captions
+    def columns(self, pools: CaptionPools) -> dict[str, Any]:
+        block = pools.block
+        captions = pools.captions
         matches = []
-        for grams in compared.grams:
-            of_reference = compared.is_reference[grams.caption]
-            own, most = np.zeros((2, grams.kinds), dtype=np.int64)
-            own[grams.gram[~of_reference]] = grams.count[~of_reference]
+        for grams in pools.grams:
+            # An entry is an n-gram of a text: `gram` is its number among those of its pool, `count` how often
+            # the text has it.
+            of_reference = pools.is_reference[grams.caption]
+            count = np.zeros(grams.kinds, dtype=np.int64)  # of each n-gram of a pool in the caption
+            count[grams.gram[~of_reference]] = grams.count[~of_reference]
+            most = np.zeros(grams.kinds, dtype=np.int64)  # in any one reference
             np.maximum.at(most, grams.gram[of_reference], grams.count[of_reference])
-            clipped = np.bincount(grams.pool_of_gram(block), np.minimum(own, most), len(captions))
+            clipped = np.bincount(grams.pool_of_gram(block), np.minimum(count, most), len(captions))
             matches.append(clipped.astype(np.int32))
         length = block.lengths[captions]
+        # A caption of m words has m - n + 1 n-grams, and none where it is shorter than n.
         totals = np.maximum(length[:, None] - np.arange(LONGEST), 0)
-        row, of_references = block.pool[compared.is_reference], block.lengths[compared.is_reference]
+        row = block.pool[pools.is_reference]
+        of_references = block.lengths[pools.is_reference]
         # The least difference in length wins, then the shorter reference.
         order = np.lexsort((of_references, np.abs(of_references - length[row]), row))
         first = np.unique(row[order], return_index=True)[1]
@@ -230,16 +251,18 @@ class Bleu(NgramMetric):
         }
 
     def aggregate(self, rows: pa.Table) -> Values:
-        four = [of_fixed_lists(rows[name]) for name in ("matches", "totals")]
-        lengths = [rows[name].to_numpy()[:, None] for name in ("length", "reference_length")]
-        summands = np.concatenate([*four, *lengths], axis=-1).astype(np.float64)
+        matches = of_fixed_lists(rows["matches"])
+        totals = of_fixed_lists(rows["totals"])
+        length = rows["length"].to_numpy()[:, None]
+        reference_length = rows["reference_length"].to_numpy()[:, None]
+        summands = np.concatenate([matches, totals, length, reference_length], axis=-1).astype(np.float64)
         scores = bleu_of_sums(summands)
         parts = {name: scores[:, i] for i, name in enumerate(self.formula.names)}
         return Values(parts.pop(self.key), parts, summands=summands)
 
 
 BETA = 1.2
-"""How much more recall counts than precision, as in COCO's evaluation."""
+"""Weight of recall against precision, as in COCO's evaluation."""
 
 
 def rouge_l(precision: Floats, recall: Floats) -> Floats:
@@ -248,7 +271,8 @@ def rouge_l(precision: Floats, recall: Floats) -> Floats:
     >>> rouge_l(np.array([0.5, 0.0]), np.array([1.0, 0.0])).round(4)
     array([0.7093, 0.    ])
     """
-    above, below = (1 + BETA**2) * precision * recall, recall + BETA**2 * precision
+    above = (1 + BETA**2) * precision * recall
+    below = recall + BETA**2 * precision
     return np.divide(above, below, out=np.zeros_like(above), where=above > 0)
 
 
@@ -261,12 +285,14 @@ def common_lengths(caption: Sequence[str], references: Sequence[Sequence[str]]) 
     masks: defaultdict[str, int] = defaultdict(int)  # the places of each word as bits
     for place, word in enumerate(caption):
         masks[word] |= 1 << place
-    lengths, every = [], (1 << len(caption)) - 1
+    all_bits = (1 << len(caption)) - 1
+    lengths = []
     for reference in references:
-        row = every
+        row = all_bits  # a bit is cleared where the subsequence gets longer
         for word in reference:
-            if same := row & masks[word]:
-                row = ((row + same) | (row - same)) & every
+            same = row & masks[word]
+            if same:
+                row = ((row + same) | (row - same)) & all_bits
         lengths.append(len(caption) - row.bit_count())
     return lengths
 
@@ -288,15 +314,20 @@ class RougeL(NgramMetric):
         column("reference_lengths", pa.list_(pa.int32()), "per reference, its words, 1 if it has none"),
     )
 
-    def columns(self, compared: Compared) -> dict[str, Any]:
-        texts = [[words or [""] for words in row] for row in compared.rows]
-        counts = np.array([len(row) - 1 for row in texts])
-        common = [length for row in texts for length in common_lengths(row[0], row[1:])]
-        lengths = [len(words) for row in texts for words in row[1:]]
+    def columns(self, pools: CaptionPools) -> dict[str, Any]:
+        length = []
+        common: list[int] = []
+        reference_lengths: list[int] = []
+        for row in pools.rows:
+            caption, *references = [words or [""] for words in row]
+            length.append(len(caption))
+            common += common_lengths(caption, references)
+            reference_lengths += [len(words) for words in references]
+        counts = np.array([len(row) - 1 for row in pools.rows])
         return {
             "common": lists(np.array(common, dtype=np.int32), counts),
-            "length": np.array([len(row[0]) for row in texts], dtype=np.int32),
-            "reference_lengths": lists(np.array(lengths, dtype=np.int32), counts),
+            "length": np.array(length, dtype=np.int32),
+            "reference_lengths": lists(np.array(reference_lengths, dtype=np.int32), counts),
         }
 
     def aggregate(self, rows: pa.Table) -> Values:
@@ -307,28 +338,30 @@ class RougeL(NgramMetric):
         return Values(rouge_l(precision, recall), {"precision": precision, "recall": recall})
 
 
-def cosines(compared: Compared, frequencies: DocumentFrequencies, *, clipped: bool) -> Floats:
+def cosines(pools: CaptionPools, frequencies: DocumentFrequencies, *, clipped: bool) -> Floats:
     """(all references, 4) cosine of each reference with its caption, per n from 1 to 4: eq. 2 of the paper.
 
     The weight of an n-gram is its count times ln(documents / documents that hold it), eq. 1. `clipped` is
     CIDEr-D, section 7: the caption's weights are at most the reference's, and the cosine is multiplied by the
     Gaussian of the difference in length.
     """
-    block, of_row = compared.block, compared.captions[compared.block.pool]
-    products = []
-    for level in compared.weighted(frequencies):
-        grams, weight = level.grams, level.weight
-        own = np.zeros(grams.kinds)
-        of_caption = ~compared.is_reference[grams.caption]
-        own[grams.gram[of_caption]] = weight[of_caption]
-        other = own[grams.gram]
-        shared = (np.minimum(other, weight) if clipped else other) * weight
-        product = sums_by(grams.caption, shared, len(block.pool)) * level.inverse * level.inverse[of_row]
-        products.append(product)
-    found: Floats = np.stack(products, axis=-1)
+    block = pools.block
+    caption_of_text = pools.captions[block.pool]
+    cosines_by_length = []
+    for level in pools.weighted(frequencies):
+        grams = level.grams
+        in_caption = ~pools.is_reference[grams.caption]
+        caption_weight = np.zeros(grams.kinds)  # of each n-gram of a pool in its caption
+        caption_weight[grams.gram[in_caption]] = level.weight[in_caption]
+        facing = caption_weight[grams.gram]  # for each n-gram of each text
+        if clipped:
+            facing = np.minimum(facing, level.weight)
+        product = sums_by(grams.caption, facing * level.weight, len(block.pool))
+        cosines_by_length.append(product * level.inverse * level.inverse[caption_of_text])
+    cosine: Floats = np.stack(cosines_by_length, axis=-1)
     if clipped:
-        found *= length_penalty(block.lengths[of_row], block.lengths)[:, None]
-    return found[compared.is_reference]
+        cosine *= length_penalty(block.lengths[caption_of_text], block.lengths)[:, None]
+    return cosine[pools.is_reference]
 
 
 @facts("cider")
@@ -343,7 +376,8 @@ class Cider(NgramMetric):
     fingerprint is in the signature.
     """
 
-    corpus_texts, statistics = "references", DocumentFrequencies
+    corpus_texts = "references"
+    statistics = DocumentFrequencies
     clipped: ClassVar[bool] = False
     Options: ClassVar[type[CommonOptions]] = NgramCorpusOptions
     ROW = row_schema(
@@ -372,11 +406,11 @@ class Cider(NgramMetric):
     def corpus(self, samples: Samples) -> list[Any]:
         return samples.references or []
 
-    def columns(self, compared: Compared) -> dict[str, Any]:
+    def columns(self, pools: CaptionPools) -> dict[str, Any]:
         statistics = self.options.statistics
         assert isinstance(statistics, DocumentFrequencies)
-        found = cosines(compared, statistics, clipped=self.clipped)
-        return {"cosines": lists(fixed_lists(found), compared.block.sizes - 1)}
+        values = cosines(pools, statistics, clipped=self.clipped)
+        return {"cosines": lists(fixed_lists(values), pools.block.sizes - 1)}
 
     def aggregate(self, rows: pa.Table) -> Values:
         references, counts = inner(rows["cosines"])
@@ -404,17 +438,21 @@ def score_together(
 ) -> list[Result]:
     """The result of each open metric, as its `score` gives it, of checked captions and references; those that
     need document frequencies and have none share a table."""
-    words, opened = words_of(samples, tokens), list(metrics)
-    if lacking := [i for i, metric in enumerate(metrics) if metric.options.lacks_statistics]:
-        table = DocumentFrequencies.of_documents([row[1:] for row in words])
+    words = words_of(samples, tokens)
+    opened = list(metrics)
+    lacking = [i for i, metric in enumerate(metrics) if metric.options.lacks_statistics]
+    if lacking:
+        frequencies = DocumentFrequencies.of_documents([row[1:] for row in words])
         for i in lacking:
-            opened[i] = with_options(metrics[i], statistics=table)
+            opened[i] = with_options(metrics[i], statistics=frequencies)
     tables: list[list[pa.Table]] = [[metric.ROW.empty_table()] for metric in metrics]
     start = 0
     for window in windows(samples, LIMITS.texts):
-        compared = Compared(words[start : start + len(window)])
+        pools = CaptionPools(words[start : start + len(window)])  # shared by all metrics
         for metric, rows in zip(opened, tables, strict=True):
-            rows.append(metric.table(window, compared))
+            rows.append(metric.table(window, pools))
         start += len(window)
-    of_metrics = zip(opened, map(pa.concat_tables, tables), strict=True)
-    return [metric.combine(rows, samples=samples) for metric, rows in of_metrics]
+    results = []
+    for metric, rows in zip(opened, tables, strict=True):
+        results.append(metric.combine(pa.concat_tables(rows), samples=samples))
+    return results

@@ -139,11 +139,18 @@ class ClipCosine(CaptionMetric):
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         texts = Texts(batch, with_references=self.needs_references)
-        encoded, start = self.text_features(texts.all), 0
-        reading = {"tokenizer": self.encoder.tokenizer, "prompt": self.options.prompt}
+        encoded = self.text_features(texts.all)
+        start = 0
         for images in self.image_features(batch.images):
             part = slice(start, start + len(images.keys))
-            columns = texts.columns(part, images.keys, images.errors, encoded.truncated, **reading)
+            columns = texts.columns(
+                part,
+                images.keys,
+                images.errors,
+                encoded.truncated,
+                tokenizer=self.encoder.tokenizer,
+                prompt=str(self.options.prompt),
+            )
             columns |= self.columns(images.features, encoded.features[part])
             if self.needs_references:
                 columns["reference_cosines"] = texts.cosines(part, encoded.features)
@@ -159,7 +166,8 @@ class PacS(ClipCosine):
     options: PacOptions
 
     def aggregate(self, rows: pa.Table) -> Values:
-        cosine, w = rows["cosine"].to_numpy().astype(np.float64), self.options.w
+        w = self.options.w
+        cosine = rows["cosine"].to_numpy().astype(np.float64)
         return Values(pac_score(cosine, w), {"cosine": cosine}, range=(0.0, w))
 
 
@@ -175,7 +183,8 @@ class RefPacS(PacS):
     reference_columns = ("reference_cosines",)
 
     def aggregate(self, rows: pa.Table) -> Values:
-        cosine, w = rows["cosine"].to_numpy().astype(np.float64), self.options.w
+        w = self.options.w
+        cosine = rows["cosine"].to_numpy().astype(np.float64)
         nearest = Ragged.of(rows["reference_cosines"]).max()
         pac = pac_score(cosine, w)
         score = ref_pac_score(pac, nearest, released=self.options.compat == "released")
@@ -183,11 +192,11 @@ class RefPacS(PacS):
         return Values(score, parts, range=(0.0, 2 * w / (w + 1)))  # of a cosine of 1 with both
 
     def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
-        shown = super().evidence_of(samples, rows, parts)
+        explained = super().evidence_of(samples, rows, parts)
         pairs = zip(samples.references or [], rows["reference_cosines"].to_pylist(), strict=True)
         for row, (references, cosines) in enumerate(pairs):
-            shown[row]["references"] = dict(zip(references, cosines, strict=True))
-        return shown
+            explained[row]["references"] = dict(zip(references, cosines, strict=True))
+        return explained
 
 
 @facts("clips")
@@ -206,8 +215,9 @@ class RefClipS(RefPacS):
 
 
 def _check_prompt(prompt: str, tokenizer: Any) -> None:
+    """Refuse a prompt behind which the text encoder reads nothing of a caption."""
     if len(tokenizer.encode([prompt]).ids[0]) >= tokenizer.context_length:
-        shown = prompt if len(prompt) <= 40 else prompt[:37] + "..."
-        found = f"fills all {tokenizer.context_length} token ids that the text encoder reads"
+        excerpt = prompt if len(prompt) <= 40 else prompt[:37] + "..."
+        problem = f"fills all {tokenizer.context_length} token ids that the text encoder reads"
         fix = "it leaves no room for a caption, shorten it"
-        raise wrong_option("prompt", shown, found, fix)
+        raise wrong_option("prompt", excerpt, problem, fix)

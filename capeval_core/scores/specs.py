@@ -64,6 +64,7 @@ class Specs(ClipCosine):
     options: SpecsOptions
 
     def aggregate(self, rows: pa.Table) -> Values:
-        cosine, scale = rows["cosine"].to_numpy().astype(np.float64), self.options.scale
+        scale = self.options.scale
+        cosine = rows["cosine"].to_numpy().astype(np.float64)
         low = 0.0 if scale == "unit" else -1.0
         return Values(specs_score(cosine, scale), {"cosine": cosine}, range=(low, 1.0))

@@ -13,15 +13,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw
 
 from capeval_core.inputs.samples import Samples, windows
 from capeval_core.metric import CommonOptions, Evidence
 from capeval_core.options import option
-from capeval_core.regions.regions import Regions
 from capeval_core.registry import facts
-from capeval_core.reports.explanations import DrawnExplanation, confident
-from capeval_core.reports.figures import draw_picture, outlined, score_lines
+from capeval_core.reports.evidence import BoxExplanation, box_notes
 from capeval_core.result import Values
 from capeval_core.rows import column, common_columns, nullable, row_schema
 from capeval_core.scores.boxes import RegionMetric, RegionOptions, check_selection, error_of
@@ -70,19 +67,22 @@ class Umic(RegionMetric):
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         for window in windows(batch, CAPTIONS_AT_ONCE):
-            boxes, sharing = self.boxes(window)  # an image runs once with all its captions
-            rankings = self.encoder.rank(
-                [boxes[rows[0]] for rows in sharing],
-                [[window.captions[row] for row in rows] for rows in sharing],
-                **self.run,
-            )
+            boxes, sharing = self.boxes(window)
+            # An image runs once with all its captions.
+            images = [boxes[rows[0]] for rows in sharing]
+            captions = []
+            for rows in sharing:
+                captions.append([window.captions[row] for row in rows])
+            rankings = self.encoder.rank(images, captions, **self.run)
             logits = np.full(len(window), np.nan, dtype=np.float32)
-            groups, errors = [""] * len(window), list[str | None]([None]) * len(window)
+            groups = [""] * len(window)
+            errors: list[str | None] = [None] * len(window)
             for rows, ranking in zip(sharing, rankings, strict=True):
                 logits[rows] = ranking.logits
                 for row in rows:
-                    groups[row] = ranking.key and boxes[row].content
                     errors[row] = error_of(ranking.error, boxes[rows[0]], boxes[row])
+                    if ranking.key:  # else the image could not be read
+                        groups[row] = boxes[row].content
             truncated = np.array(self.encoder.tokenizer.encode(window.captions).truncated)
             common = common_columns(window, slice(None), groups=groups, errors=errors, truncated=truncated)
             yield pa.table({**common, "logit": nullable(logits)}, schema=self.ROW)
@@ -92,52 +92,15 @@ class Umic(RegionMetric):
         return Values(umic_score(logit), {"logit": logit})
 
     def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
+        scores = self.aggregate(rows).scores
+        boxes, _ = self.boxes(samples)
         explained: Evidence = {}
-        zipped = zip(self.boxes(samples)[0], samples.images, rows["error"].to_pylist(), strict=True)
-        shown = super().evidence_of(samples, rows, parts)
-        for row, (visual, image, error) in enumerate(zipped):
-            found: dict[str, Any] = {"error": error}
+        for row, content in super().evidence_of(samples, rows, parts).items():
+            error = rows["error"][row].as_py()
             if error is None:
-                own = visual.load()
-                scores = [None] * len(own) if own.scores is None else own.scores.tolist()
-                pairs = zip(own.boxes.tolist(), scores, strict=True)
-                found = {"boxes": [{"box": box, "confidence": one} for box, one in pairs]}
-            explained[row] = BoxExplanation(shown[row] | found, image)
+                content["boxes"] = box_notes(boxes[row].load())
+            else:
+                content["error"] = error
+            image = samples.images[row]
+            explained[row] = BoxExplanation(content, image, self.title, float(scores[row]))
         return explained
-
-
-class BoxExplanation(DrawnExplanation):
-    """The explanation of a score, by `result.explain(i)`: numbers and texts, and `plot()`, which draws them.
-
-    Keys: `caption`, `image`; the parts of the score; `boxes`, a list of `{"box": [x0, y0, x1, y1],
-    "confidence": ...}` in pixels, best first (confidence None where the features came without); and `error`,
-    the reason where there is no score.
-    """
-
-    def __init__(self, content: Mapping[str, Any], visual: Any) -> None:
-        super().__init__(content)
-        self._visual = visual
-
-    def plot(self, width: int = 880) -> Image.Image:
-        """Score, caption and the image with the boxes that count; ValueError without an image."""
-        self.check_drawable(width)
-        score, logit = float(umic_score(self["logit"])), f"logit {self['logit']:.3f}"
-        lines = score_lines("UMIC", score, logit, [(self["caption"], False)])
-        return draw_picture(lines, self.overlay(1000), width)
-
-    def overlay(self, width: int = 1280) -> Image.Image:
-        """The image with its boxes outlined, but for those of which the detector is not sure."""
-        self.check_drawable(width)
-        if self._visual.medium != "image":
-            raise ValueError(f"there are only box features of {self['image']}, and no image to draw")
-        image = self._visual.load()
-        scale = min(1.0, 2 * width / image.width)  # no finer than they are drawn
-        size = (round(image.width * scale), max(1, round(image.height * scale)))
-        image = image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
-        masks = []
-        for place in confident(self["boxes"]):
-            mask, box = Image.new("1", image.size), self["boxes"][place]["box"]
-            ImageDraw.Draw(mask).rectangle([side * scale for side in box], fill=1)
-            masks.append(np.asarray(mask))
-        regions = Regions.of(masks, size=(image.height, image.width))
-        return outlined(image, regions, [False] * len(regions), width, (0, 0, *image.size))

@@ -8,27 +8,24 @@ Embedding Matching, CVPR 2022, https://arxiv.org/abs/2111.08919
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from PIL.Image import Image
 
 from capeval_core.errors import at, setting, warn, wrong_option
-from capeval_core.inputs.images import Visual
 from capeval_core.inputs.samples import Samples, corpus_texts, windows
-from capeval_core.inputs.videos import EVERY, Sampling, check_samplings
+from capeval_core.inputs.videos import Sampling, check_samplings
 from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import harmonic_mean, paired_cosine, unit
 from capeval_core.metric import CaptionMetric, CommonOptions, CorpusStatistics, Evidence, with_options
 from capeval_core.options import option
 from capeval_core.ragged import Integers, Ragged, inner
 from capeval_core.registry import facts
-from capeval_core.reports.explanations import DrawnExplanation, best_frames, is_word
+from capeval_core.reports.evidence import VideoExplanation, word_notes
 from capeval_core.result import Values
 from capeval_core.rows import COVERAGE, FLOATS, NESTED, Texts, column, lists, row_schema
 from capeval_core.scores.corpus import TokenIdf, token_weights
@@ -79,21 +76,22 @@ def video_ref_pac_score(score: Doubles, reference_score: Doubles) -> Doubles:
 
 
 Components = dict[str, Doubles]
-"""What n pairs of a caption with a video, or with a reference, come to, (n,) each: `score`, eq. 5; `coarse`,
+"""Scores of n pairs of a caption with a video, or with a reference, (n,) each: `score`, eq. 5; `coarse`,
 Score_c, the cosine of both as a whole; `precision`, `recall` and `fine` of words and frames."""
 
 
 def nearest(components: Components, counts: Integers, *, released: bool = False) -> Components:
-    """Of `counts` consecutive references each, the one with the largest score; `released`: the largest of
+    """The reference with the largest score among `counts` consecutive ones each; `released`: the largest of
     every component by itself."""
     if released:
         largest = {name: Ragged(values, counts).max() for name, values in components.items()}
         return largest | {"score": video_pac_score(largest["coarse"], largest["fine"])}
-    scores = Ragged(components["score"], counts)
     if not len(counts):
         return components
-    chosen, undefined = scores.argmax(), np.isnan(scores.max())  # features that are no numbers
-    return {name: np.where(undefined, np.nan, values[chosen]) for name, values in components.items()}
+    scores = Ragged(components["score"], counts)
+    best = scores.argmax()
+    undefined = np.isnan(scores.max())  # features that are not numbers
+    return {name: np.where(undefined, np.nan, values[best]) for name, values in components.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +146,8 @@ class VideoPacS(CaptionMetric):
     media = ("video",)
     languages = ("English",)
     plots = True
-    corpus_texts, statistics = "captions", TokenIdf
+    corpus_texts = "captions"
+    statistics = TokenIdf
     Options: ClassVar[type[CommonOptions]] = VideoOptions
     ROW = row_schema(
         COVERAGE,
@@ -193,25 +192,30 @@ class VideoPacS(CaptionMetric):
             texts = Texts(window, with_references=self.needs_references)
             tokens = self.encoder.encode_tokens(texts.all, **self.run)
             for part, videos in self._videos(window):
-                cut, tokenizer = tokens.truncated, self.encoder.tokenizer
-                columns = texts.columns(part, videos.keys, videos.errors, cut, tokenizer=tokenizer)
+                columns = texts.columns(
+                    part, videos.keys, videos.errors, tokens.truncated, tokenizer=self.encoder.tokenizer
+                )
                 columns |= _video_columns(tokens, part, videos)
                 if self.needs_references:
                     columns |= _reference_columns(tokens, part, texts)
                 yield pa.table(columns, schema=self.ROW)
 
+    @property
+    def _sampling(self) -> Sampling:
+        return Sampling(self.options.fps, self.options.max_frames)
+
     def _videos(self, window: Samples) -> Iterator[tuple[slice, Any]]:
         """`VideoFeatures` of the frames of videos, in order, some at a time."""
-        sampling, start = Sampling(self.options.fps, self.options.max_frames), 0
-        for videos in self.encoder.encode_videos(window.images, sampling=sampling, **self.run):
+        start = 0
+        for videos in self.encoder.encode_videos(window.images, sampling=self._sampling, **self.run):
             yield slice(start, start + len(videos.keys)), videos
             start += len(videos.keys)
 
     def aggregate(self, rows: pa.Table) -> Values:
-        found, unweighted = self._of_video(rows, self.idf(rows))
+        components, unweighted = self._of_video(rows, self.idf(rows))
         _warn_of(rows, unweighted)
-        score = found.pop("score")
-        return Values(score, {**found, "unweighted_texts": unweighted})
+        score = components.pop("score")
+        return Values(score, {**components, "unweighted_texts": unweighted})
 
     def documents(self, rows: pa.Table) -> pa.Array:
         """Token ids of the corpus that the rows form."""
@@ -232,38 +236,38 @@ class VideoPacS(CaptionMetric):
         return super(VideoPacS, metric).signature(rows)
 
     def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
-        shown = super().evidence_of(samples, rows, parts)
+        summaries = super().evidence_of(samples, rows, parts)
         weights, _ = token_weights(rows["caption_ids"], self.idf(rows))
-        of_row = lists(weights.values, weights.lengths).to_pylist()
-        sampling = Sampling(self.options.fps, self.options.max_frames)
+        weights_of_row = lists(weights.values, weights.lengths).to_pylist()
         explained: Evidence = {}
         for window in windows(samples, LIMITS.video_texts):
             tokens = self.encoder.encode_tokens(window.captions, **self.run)
             for part, videos in self._videos(window):
-                for place, error in enumerate(videos.errors):
-                    row, text = len(explained), part.start + place
+                for video, error in enumerate(videos.errors):
+                    row = len(explained)
+                    text = part.start + video
                     note: dict[str, Any] = {"frame_cosines": [], "words": []}
                     if error is not None:
                         note["error"] = error
                     else:
-                        cosines = np.clip(unit(tokens.features[text]) @ unit(videos.features[place]).T, -1, 1)
+                        cosines = np.clip(unit(tokens.features[text]) @ unit(videos.features[video]).T, -1, 1)
                         pieces = self.encoder.tokenizer.pieces(tokens.ids[text])
-                        note["frame_cosines"] = cosines[-1].tolist()
-                        best = cosines.argmax(axis=1).tolist(), cosines.max(axis=1).tolist()
-                        words = zip(pieces, of_row[row], *best, strict=True)
-                        names = ("word", "weight", "frame", "cosine")
-                        note["words"] = [dict(zip(names, own, strict=True)) for own in words]
-                    note["incomplete"] = videos.incomplete[place]
-                    explained[row] = VideoExplanation(shown[row] | note, samples.images[row], sampling)
+                        note["frame_cosines"] = cosines[-1].tolist()  # the end token is the whole caption
+                        note["words"] = word_notes(pieces, weights_of_row[row], cosines)
+                    note["incomplete"] = videos.incomplete[video]
+                    content = {**summaries[row], **note}
+                    explained[row] = VideoExplanation(content, samples.images[row], self._sampling)
         return explained
 
     def _of_video(self, rows: pa.Table, table: TokenIdf | None) -> tuple[Components, NDArray[np.int64]]:
         """Components of captions with their videos, and how many texts of each have no weight: 0 or 1."""
         weights, unweighted = token_weights(rows["caption_ids"], table)
-        coarse, recall = (rows[name].to_numpy().astype(np.float64) for name in ("cosine", "frame_recall"))
-        there = np.flatnonzero(rows["caption_maxima"].is_valid().to_numpy())
+        coarse = rows["cosine"].to_numpy().astype(np.float64)
+        recall = rows["frame_recall"].to_numpy().astype(np.float64)
+        compared = np.flatnonzero(rows["caption_maxima"].is_valid().to_numpy())
         precision = np.full(len(rows), np.nan)
-        precision[there] = Ragged.of(rows["caption_maxima"]).take(there).mean(weights.take(there))
+        maxima = Ragged.of(rows["caption_maxima"]).take(compared)
+        precision[compared] = maxima.mean(weights.take(compared))
         return self._components(coarse, precision, recall), unweighted.astype(np.int64)
 
     def _components(self, coarse: Doubles, precision: Doubles, recall: Doubles) -> Components:
@@ -299,24 +303,28 @@ class VideoRefPacS(VideoPacS):
 
     def aggregate(self, rows: pa.Table) -> Values:
         table = self.idf(rows)
-        found, unweighted = self._of_video(rows, table)
-        references, of_references = self.of_references(rows, table)
+        components, unweighted = self._of_video(rows, table)
+        references, is_unweighted = self.of_references(rows, table)
         counts = inner(rows["reference_ids"])[1]
         reference = nearest(references, counts, released=self.options.compat == "released")
-        unweighted += Ragged(of_references.astype(np.float64), counts).sum().astype(np.int64)
+        unweighted += Ragged(is_unweighted.astype(np.float64), counts).sum().astype(np.int64)
         _warn_of(rows, unweighted)
-        score = video_ref_pac_score(found["score"], reference["score"])
-        parts: dict[str, Any] = {self.free_key: found.pop("score"), **found}
+        score = video_ref_pac_score(components["score"], reference["score"])
+        parts: dict[str, Any] = {self.free_key: components.pop("score"), **components}
         parts |= {f"reference_{name}": values for name, values in reference.items()}
         return Values(score, parts | {"unweighted_texts": unweighted})
 
     def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
         explained = super().evidence_of(samples, rows, parts)
-        found, _ = self.of_references(rows, self.idf(rows))
-        values = np.stack([*found.values()], axis=1).tolist()
-        numbers = (dict(zip(found, own, strict=True)) for own in values)
+        components, _ = self.of_references(rows, self.idf(rows))
+        number = 0  # of a reference among those of all captions
         for row, references in enumerate(samples.references or []):
-            explained[row]["references"] = [{"reference": text, **next(numbers)} for text in references]
+            notes = []
+            for text in references:
+                numbers = {name: float(values[number]) for name, values in components.items()}
+                notes.append({"reference": text, **numbers})
+                number += 1
+            explained[row]["references"] = notes
         return explained
 
     def of_references(self, rows: pa.Table, table: TokenIdf | None) -> tuple[Components, NDArray[np.bool_]]:
@@ -333,10 +341,11 @@ class VideoRefPacS(VideoPacS):
 
 def _warn_of(rows: pa.Table, unweighted: NDArray[np.int64]) -> None:
     """Warn of texts without a weight, and of videos that are compared by their beginning only."""
-    if texts := int(unweighted.sum()):
-        of_texts = "1 text" if texts == 1 else f"{texts:,} texts"
+    count = int(unweighted.sum())
+    if count:
+        texts = "1 text" if count == 1 else f"{count:,} texts"
         warn(
-            f"there is no idf for {of_texts}, whose words occur in every text of the corpus (as always with "
+            f"there is no idf for {texts}, whose words occur in every text of the corpus (as always with "
             "one caption): all words count equally"
             + setting("idf", False, ": give statistics of a larger corpus, or pass ")
         )
@@ -345,7 +354,8 @@ def _warn_of(rows: pa.Table, unweighted: NDArray[np.int64]) -> None:
         captions = "1 caption is" if len(damaged) == 1 else f"{len(damaged):,} captions are"
         lines = [f"{captions} compared with the beginning of a damaged video"]
         lines += [f"{at('videos', row['index'])}: {row['incomplete']}" for row in damaged[:3]]
-        lines += [f"and {len(damaged) - 3:,} more"] * (len(damaged) > 3)
+        if len(damaged) > 3:
+            lines.append(f"and {len(damaged) - 3:,} more")
         warn("; ".join(lines))
 
 
@@ -353,7 +363,7 @@ def video_feature(frames: Floats) -> Floats:
     """(d,) the feature of a whole video: the mean of its frames' features (frames, d), each of length 1."""
     lengths = np.sqrt(np.einsum("td,td->t", frames, frames))  # a copy of an hour's frames is 200 MB
     scale = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
-    with np.errstate(invalid="ignore"):  # features that are no numbers have no mean
+    with np.errstate(invalid="ignore"):  # features that are not numbers have no mean
         return np.asarray(scale @ frames / np.float32(len(frames)), dtype=np.float32)
 
 
@@ -362,58 +372,75 @@ def _text_feature(tokens: Floats) -> Floats:
     return np.asarray(tokens[-1])
 
 
-def matched(given: Sequence[Pair], whole: Callable[[Floats], Floats]) -> pa.Table:
+def matched(pairs: Sequence[Pair], feature_of: Callable[[Floats], Floats]) -> pa.Table:
     """Pairs of a caption's words with frames, or with a reference's words, matched; equal pairs run once.
 
     Each x row's best cosine over the y rows, the other way round, and their mean; and the cosine of both
-    sides as a `whole`. NaN where the features of one side are not all finite numbers.
+    sides as a whole, where `feature_of` gives that of y. NaN where the features of one side are not all
+    finite numbers.
     """
     from capeval_core.matching.greedy import match_arrays
 
-    if not given:
+    if not pairs:
         return _MATCHED.empty_table()
-    x, y = {key: rows for key, rows, _, _ in given}, {key: rows for _, _, key, rows in given}
-    x_number, y_number = ({key: number for number, key in enumerate(side)} for side in (x, y))
-    of_given = [(x_number[x_key], y_number[y_key]) for x_key, _, y_key, _ in given]
-    rank = {pair: number for number, pair in enumerate(dict.fromkeys(of_given))}
-    of_x, of_y = np.array([*rank], dtype=np.int64).T
-    (x_sets, x_finite), (y_sets, y_finite) = _finite(x.values()), _finite(y.values())
-    found = match_arrays(x_sets, y_sets, x_of_pair=of_x, y_of_pair=of_y)
-    finite = x_finite[of_x] & y_finite[of_y]
+    x = {key: rows for key, rows, _, _ in pairs}
+    y = {key: rows for _, _, key, rows in pairs}
+    x_number = {key: number for number, key in enumerate(x)}
+    y_number = {key: number for number, key in enumerate(y)}
+    numbered = [(x_number[x_key], y_number[y_key]) for x_key, _, y_key, _ in pairs]
+    place = {pair: number for number, pair in enumerate(dict.fromkeys(numbered))}  # equal pairs once
+    x_of_pair, y_of_pair = np.array([*place], dtype=np.int64).T
+    x_rows, x_is_finite = _finite(x.values())
+    y_rows, y_is_finite = _finite(y.values())
+    # Zeros in place of features that are not finite: they spoil no other pair, and are NaN below.
+    matches = match_arrays(x_rows, y_rows, x_of_pair=x_of_pair, y_of_pair=y_of_pair)
+    is_finite = x_is_finite[x_of_pair] & y_is_finite[y_of_pair]
 
     def maxima(values: Any, sets: Sequence[Floats], of_pair: Integers) -> pa.ListArray:
         lengths = np.array([len(rows) for rows in sets], dtype=np.int64)[of_pair]
-        return lists(np.where(np.repeat(finite, lengths), values.numpy(), np.float32(np.nan)), lengths)
+        return lists(np.where(np.repeat(is_finite, lengths), values.numpy(), np.float32(np.nan)), lengths)
 
-    ends = np.stack([_text_feature(rows) for rows in x.values()])
-    wholes = np.stack([whole(rows) for rows in y.values()])
-    of_pairs = {
-        "x_maxima": maxima(found.x_maxima, x_sets, of_x),
-        "y_maxima": maxima(found.y_maxima, y_sets, of_y),
-        "recall": np.where(finite, found.recall.numpy(), np.float32(np.nan)),
-        "cosine": paired_cosine(ends[of_x], wholes[of_y]),
+    x_features = np.stack([_text_feature(rows) for rows in x.values()])
+    y_features = np.stack([feature_of(rows) for rows in y.values()])
+    columns = {
+        "x_maxima": maxima(matches.x_maxima, x_rows, x_of_pair),
+        "y_maxima": maxima(matches.y_maxima, y_rows, y_of_pair),
+        "recall": np.where(is_finite, matches.recall.numpy(), np.float32(np.nan)),
+        "cosine": paired_cosine(x_features[x_of_pair], y_features[y_of_pair]),
     }
-    return pa.table(of_pairs, schema=_MATCHED).take(pa.array([rank[pair] for pair in of_given]))
+    return pa.table(columns, schema=_MATCHED).take(pa.array([place[pair] for pair in numbered]))
 
 
 def _finite(sets: Iterable[Floats]) -> tuple[list[Floats], NDArray[np.bool_]]:
     """Sets of rows, zeros where one is not all finite numbers; and which are."""
-    finite = np.array([bool(np.isfinite(rows).all()) for rows in sets])
-    return [rows if yes else np.zeros_like(rows) for rows, yes in zip(sets, finite, strict=True)], finite
+    arrays = []
+    is_finite = []
+    for rows in sets:
+        is_finite.append(bool(np.isfinite(rows).all()))
+        arrays.append(rows if is_finite[-1] else np.zeros_like(rows))
+    return arrays, np.array(is_finite)
 
 
 def _video_columns(tokens: Any, part: slice, videos: Any) -> dict[str, Any]:
-    """The columns of `VideoPacS.ROW`; `part` tells which of the texts are the videos' captions."""
-    there = np.array([error is None for error in videos.errors], dtype=np.bool_)
-    pairs = zip(tokens.ids[part], tokens.features[part], videos.keys, videos.features, strict=True)
-    found = matched([pair for pair, yes in zip(pairs, there, strict=True) if yes], video_feature)
-    found = found.take(pa.array(np.cumsum(there) - 1, mask=~there))
-    frames = [len(own) if yes else None for own, yes in zip(videos.features, there, strict=True)]
+    """The columns of `VideoPacS.ROW`; `part` is the slice of the texts that are the videos' captions."""
+    pairs: list[Pair] = []
+    frames: list[int | None] = []
+    captions = zip(tokens.ids[part], tokens.features[part], strict=True)
+    for error, caption, key, features in zip(
+        videos.errors, captions, videos.keys, videos.features, strict=True
+    ):
+        if error is None:
+            pairs.append((*caption, key, features))
+        frames.append(len(features) if error is None else None)
+    # A video that failed has no place among the matched pairs: null.
+    is_read = np.array([error is None for error in videos.errors], dtype=np.bool_)
+    place = pa.array(np.cumsum(is_read) - 1, mask=~is_read)
+    matches = matched(pairs, video_feature).take(place)
     return {
         "caption_ids": tokens.ids[part],
-        "caption_maxima": found["x_maxima"],
-        "frame_recall": found["recall"],
-        "cosine": found["cosine"],
+        "caption_maxima": matches["x_maxima"],
+        "frame_recall": matches["recall"],
+        "cosine": matches["cosine"],
         "frames": frames,
         "incomplete": videos.incomplete,
     }
@@ -421,65 +448,19 @@ def _video_columns(tokens: Any, part: slice, videos: Any) -> dict[str, Any]:
 
 def _reference_columns(tokens: Any, part: slice, texts: Texts) -> dict[str, Any]:
     """The further columns of `VideoRefPacS.ROW`, of captions with their references."""
-    references, counts = texts.references(part), texts.counts[part]
-    captions = [(tokens.ids[i], tokens.features[i]) for i in (part.start + texts.owners(part)).tolist()]
-    others = zip(tokens.ids[references], tokens.features[references], strict=True)
-    pairs = [(*own, *other) for own, other in zip(captions, others, strict=True)]
-    found = matched(pairs, _text_feature).combine_chunks()
+    references = texts.references(part)
+    counts = texts.counts[part]
+    caption_numbers = (part.start + texts.owners(part)).tolist()
+    pairs: list[Pair] = []
+    for caption, ids, features in zip(
+        caption_numbers, tokens.ids[references], tokens.features[references], strict=True
+    ):
+        pairs.append((tokens.ids[caption], tokens.features[caption], ids, features))
+    matches = matched(pairs, _text_feature).combine_chunks()
     ids = pa.array(tokens.ids[references], pa.list_(pa.int32()))
     return {
         "reference_ids": lists(ids, counts),
-        "reference_caption_maxima": lists(found["x_maxima"].combine_chunks(), counts),
-        "reference_maxima": lists(found["y_maxima"].combine_chunks(), counts),
-        "reference_cosines": lists(found["cosine"].combine_chunks(), counts),
+        "reference_caption_maxima": lists(matches["x_maxima"].combine_chunks(), counts),
+        "reference_maxima": lists(matches["y_maxima"].combine_chunks(), counts),
+        "reference_cosines": lists(matches["cosine"].combine_chunks(), counts),
     }
-
-
-class VideoExplanation(DrawnExplanation):
-    """The explanation of a score, by `result.explain(i)`: plain values, and `plot()`, which draws them.
-
-    Keys: `caption`; `image`, the name of the video; the parts of the score; `frame_cosines`, the cosine of
-    the caption as a whole with each frame that was compared; `words`, of each token id its `word` and
-    `weight`, and the `frame` that it fits best with the `cosine`; with references, `references`, the score
-    and components of each; `incomplete`, why decoding stopped early, None where it did not; and `error`, the
-    reason where there is no score.
-    """
-
-    def __init__(
-        self, content: Mapping[str, Any], video: Visual[Any] | None = None, sampling: Sampling = EVERY
-    ) -> None:
-        super().__init__(content)
-        self._video, self._sampling = video, sampling
-
-    def plot(self, width: int = 1440) -> Image:
-        """The caption's cosine with each frame as a curve, and the best frames of its words, read again."""
-        from capeval_core.reports.figures import draw_frames
-
-        self.check_drawable(width)
-        best = best_frames([match for match in self["words"] if is_word(match["word"])])
-        images = self.frames(best, width)
-        shown = {frame: [f"{own['word']} {own['cosine']:.2f}" for own in met] for frame, met in best.items()}
-        frames = {frame: (images.get(frame), ", ".join(words)) for frame, words in shown.items()}
-        return draw_frames(self["caption"], self["frame_cosines"], frames, width)
-
-    def frames(self, wanted: Collection[int], width: int) -> dict[int, Image]:
-        """Some of the frames that were compared, by position, read again, at most `width` pixels wide."""
-        if self._video is None or not wanted:
-            return {}
-        video = self._video.load()
-        positions: dict[int, list[int]] = {}  # of each number, in a video of which frames are repeated
-        if self._sampling.max_frames is not None:
-            counted = video.read(self._video.where, self._sampling)
-            deque(counted, maxlen=0)
-            for position in wanted:
-                positions.setdefault(counted.indices[position], []).append(position)
-        found: dict[int, Image] = {}
-        for position, (number, image) in enumerate(video.read(self._video.where, self._sampling)):
-            own = positions.get(number, []) if positions else [position] if position in wanted else []
-            if own:
-                shown = image.convert("RGB")
-                shown.thumbnail((width, width))
-                found |= dict.fromkeys(own, shown)
-            if len(found) == len(wanted):
-                break
-        return found

@@ -22,7 +22,7 @@ from capeval_core.metric import CommonOptions, CorpusOptions, Evidence, Model
 from capeval_core.options import option
 from capeval_core.ragged import Ragged, inner
 from capeval_core.registry import facts, network
-from capeval_core.reports.explanations import MatchExplanation
+from capeval_core.reports.evidence import MatchExplanation, match_note
 from capeval_core.result import Values
 from capeval_core.rows import FLOATS, NESTED, column, common_columns, lists, row_schema
 from capeval_core.scores.boxes import RegionMetric, RegionOptions, error_of
@@ -96,7 +96,8 @@ class VilbertScore(RegionMetric):
 
     needs_references = True
     default_regions = X152_VG
-    corpus_texts, statistics = "references", TokenIdf
+    corpus_texts = "references"
+    statistics = TokenIdf
     Options: ClassVar[type[CommonOptions]] = VilbertOptions
     ROW = row_schema(
         column("caption_maxima", NESTED, "per reference, each caption word's best cosine; null if failed"),
@@ -122,8 +123,8 @@ class VilbertScore(RegionMetric):
         config = network(str(self.network)).read_config(self.folder)
         block_of(config, self.options.layer)
         if self.options.compat is not None and config["task"] is None:
-            found = f"{self.folder.name} has no task token, without which the released script fails"
-            raise wrong_option("compat", self.options.compat, found, "leave it out for these weights")
+            problem = f"{self.folder.name} has no task token, without which the released script fails"
+            raise wrong_option("compat", self.options.compat, problem, "leave it out for these weights")
         return super().open_models()
 
     def prepare(self, texts: Sequence[str | Sequence[str]]) -> TokenIdf:
@@ -139,33 +140,42 @@ class VilbertScore(RegionMetric):
             rows = self.encode_rows(window)
             encoded = [row.texts for row in rows if row.texts is not None]
             matcher = Matcher(self.encoder, encoded, statistics if isinstance(statistics, TokenIdf) else None)
-            groups, errors = [row.group for row in rows], [row.error for row in rows]
-            truncated = np.array([row.truncated for row in rows])
-            columns = common_columns(window, slice(None), groups=groups, errors=errors, truncated=truncated)
-            there = np.array([row.texts is not None for row in rows], dtype=np.bool_)
-            rank = pa.array(np.cumsum(there) - 1, mask=~there)
-            columns |= {name: values.take(rank) for name, values in matcher.columns().items()}
-            yield pa.table(columns, schema=self.ROW)
+            common = common_columns(
+                window,
+                slice(None),
+                groups=[row.group for row in rows],
+                errors=[row.error for row in rows],
+                truncated=np.array([row.truncated for row in rows]),
+            )
+            # A row that failed has no place among those that were matched: null.
+            is_encoded = np.array([row.texts is not None for row in rows], dtype=np.bool_)
+            place = pa.array(np.cumsum(is_encoded) - 1, mask=~is_encoded)
+            matched = {name: values.take(place) for name, values in matcher.columns().items()}
+            yield pa.table({**common, **matched}, schema=self.ROW)
 
     def encode_rows(self, window: Samples) -> list[EncodedRow]:
-        """Captions and references beside their images, each image once with all its texts."""
+        """Captions and references with their images, each image once with all its texts."""
         boxes, sharing = self.boxes(window)
-        texts = [[c, *r] for c, r in zip(window.captions, window.references or [], strict=True)]
+        texts = []
+        for caption, references in zip(window.captions, window.references or [], strict=True):
+            texts.append([caption, *references])
         distinct = [boxes[rows[0]] for rows in sharing]
-        of_image = [[text for row in rows for text in texts[row]] for rows in sharing]
-        images = self.encoder.token_features(distinct, of_image, layer=self.options.layer, **self.run)
-        found: dict[int, EncodedRow] = {}
+        texts_of_images = []
+        for rows in sharing:
+            texts_of_images.append([text for row in rows for text in texts[row]])
+        images = self.encoder.token_features(distinct, texts_of_images, layer=self.options.layer, **self.run)
+        encoded: dict[int, EncodedRow] = {}
         for rows, image in zip(sharing, images, strict=True):
             features = zip(image.features or [], image.on_device, strict=True)
             for row in rows:
                 tokens = self.encoder.tokenizer.encode(texts[row])
-                own = None
+                encoded_texts = None
                 if image.features is not None:
-                    own = [EncodedText(ids, *next(features)) for ids in tokens.ids]
+                    encoded_texts = [EncodedText(ids, *next(features)) for ids in tokens.ids]
                 group = image.key and boxes[row].content
                 error = error_of(image.error, boxes[rows[0]], boxes[row])
-                found[row] = EncodedRow(own, group, error, sum(tokens.truncated))
-        return [found[row] for row in range(len(boxes))]
+                encoded[row] = EncodedRow(encoded_texts, group, error, sum(tokens.truncated))
+        return [encoded[row] for row in range(len(boxes))]
 
     def aggregate(self, rows: pa.Table) -> Values:
         references, counts = inner(rows["caption_maxima"])
@@ -175,54 +185,53 @@ class VilbertScore(RegionMetric):
             f = harmonic_mean(precision, recall)
         else:
             owner = np.repeat(np.arange(len(rows)), counts)
-            of_captions = Ragged.of(rows["caption_weights"]).take(owner)
-            precision = weighted_means(Ragged.of(references), of_captions)
-            maxima, weights = (inner(rows[f"reference_{name}"])[0] for name in ("maxima", "weights"))
-            recall = weighted_means(Ragged.of(maxima), Ragged.of(weights))
+            caption_weights = Ragged.of(rows["caption_weights"]).take(owner)
+            precision = weighted_means(Ragged.of(references), caption_weights)
+            reference_maxima = Ragged.of(inner(rows["reference_maxima"])[0])
+            reference_weights = Ragged.of(inner(rows["reference_weights"])[0])
+            recall = weighted_means(reference_maxima, reference_weights)
             f = f_score(precision, recall)
         failed = rows["caption_maxima"].is_null().to_numpy()
-        found = {
-            name: Ragged(of, counts) for name, of in (("precision", precision), ("recall", recall), ("f", f))
-        }
-        means = {name: np.where(failed, np.nan, own.mean()) for name, own in found.items()}
-        each = {f"reference_{name}": lists(own.values, counts).to_pylist() for name, own in found.items()}
-        return Values(means["f"], {**means, **each})
+        means = {}
+        per_reference = {}
+        for name, values in {"precision": precision, "recall": recall, "f": f}.items():
+            means[name] = np.where(failed, np.nan, Ragged(values, counts).mean())
+            per_reference[f"reference_{name}"] = lists(values, counts).to_pylist()
+        return Values(means["f"], {**means, **per_reference})
 
     def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
-        shown = super().evidence_of(samples, rows, parts)
+        summaries = super().evidence_of(samples, rows, parts)
         errors = rows["error"].to_pylist()
         explained: Evidence = {}
         for window in windows(samples, LIMITS.token_texts):
-            for row, found in enumerate(self.encode_rows(window), len(explained)):
-                if found.texts is None:
-                    content = {"matches": [], "best": None, "error": errors[row]}
+            for row, encoded in enumerate(self.encode_rows(window), len(explained)):
+                content = summaries[row]
+                if encoded.texts is None:
+                    content |= {"matches": [], "best": None, "error": errors[row]}
                 else:
-                    notes = self._word_matches(found.texts, (samples.references or [])[row], shown[row])
-                    content = {"matches": notes, "best": int(np.argmax(shown[row]["reference_f"]))}
-                explained[row] = MatchExplanation({**shown[row], **content})
+                    references = (samples.references or [])[row]
+                    content["matches"] = self._match_notes(encoded.texts, references, content)
+                    content["best"] = int(np.argmax(content["reference_f"]))
+                explained[row] = MatchExplanation(content)
         return explained
 
-    def _word_matches(
+    def _match_notes(
         self, encoded: Sequence[EncodedText], references: Sequence[str], numbers: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """What the words of a caption met in each of its references."""
-        tokens = self.encoder.config["vocabulary"]
-        words, *others = ([tokens[index] for index in self.encoder.word_ids(text.ids)] for text in encoded)
-        caption, *features = (unit(text.features[self.encoder.words(text.ids)]) for text in encoded)
+        """The words that a caption's words met in each of its references."""
+        vocabulary = self.encoder.config["vocabulary"]
+        words = []
+        features = []
+        for text in encoded:
+            words.append([vocabulary[index] for index in self.encoder.word_ids(text.ids)])
+            features.append(unit(text.features[self.encoder.words(text.ids)]))
         notes: list[dict[str, Any]] = []
-        for number, (reference, own, rows) in enumerate(zip(references, others, features, strict=True)):
-            cosines = np.clip(caption @ rows.T, -1, 1)
-            notes.append(
-                {
-                    "reference": reference,
-                    **{name: numbers[f"reference_{name}"][number] for name in ("precision", "recall", "f")},
-                    "caption_matches": word_matches(words, own, cosines.tolist()),
-                    "reference_matches": word_matches(own, words, cosines.T.tolist()),
-                    "words": words,
-                    "reference_words": own,
-                    "cosines": cosines.tolist(),
-                }
-            )
+        for number, reference in enumerate(references):
+            cosines = np.clip(features[0] @ features[number + 1].T, -1, 1)
+            note: dict[str, Any] = {"reference": reference}
+            for name in ("precision", "recall", "f"):
+                note[name] = numbers[f"reference_{name}"][number]
+            notes.append(note | match_note(words[0], words[number + 1], cosines))
         return notes
 
 
@@ -250,7 +259,8 @@ class Matcher:
     def __init__(
         self, encoder: Any, rows: Sequence[Sequence[EncodedText]], idf: TokenIdf | None = None
     ) -> None:
-        self.encoder, self.idf = encoder, idf
+        self.encoder = encoder
+        self.idf = idf
         self.captions = [row[0] for row in rows]
         self.references = [text for row in rows for text in row[1:]]
         self.counts = np.array([len(row) - 1 for row in rows], dtype=np.int64)
@@ -258,16 +268,17 @@ class Matcher:
 
     def columns(self) -> dict[str, pa.Array]:
         """The columns of `VilbertScore.ROW`."""
-        words, released = self.words(), self._released()
-        of_captions, of_references = self._weights(self.captions), self._weights(self.references)
-        of_pairs = lists(words.x_maxima, of_captions.lengths[self.owner])
-        of_words = lists(words.y_maxima, of_references.lengths)
-        weights = [lists(own.values.astype(np.float32), own.lengths) for own in (of_captions, of_references)]
+        words = self.words()
+        released = self._released()
+        caption_weights = self._weights(self.captions)
+        reference_weights = self._weights(self.references)
+        caption_maxima = lists(words.x_maxima, caption_weights.lengths[self.owner])
+        reference_maxima = lists(words.y_maxima, reference_weights.lengths)
         return {
-            "caption_maxima": lists(of_pairs, self.counts),
-            "reference_maxima": lists(of_words, self.counts),
-            "caption_weights": weights[0],
-            "reference_weights": lists(weights[1], self.counts),
+            "caption_maxima": lists(caption_maxima, self.counts),
+            "reference_maxima": lists(reference_maxima, self.counts),
+            "caption_weights": _float32_lists(caption_weights),
+            "reference_weights": lists(_float32_lists(reference_weights), self.counts),
             "released_precision": lists(released.precision, self.counts),
             "released_recall": lists(released.recall, self.counts),
         }
@@ -277,7 +288,7 @@ class Matcher:
         return self._match(lambda text: self.encoder.words(text.ids), return_maxima=True)
 
     def _released(self) -> Any:
-        """What the released script matches.
+        """The matching of the released script.
 
         With m token ids of a text, marks included, it takes rows 1 to m - 1 of its m + 1 rows: the task token
         and all words, and of a text that was cut all but the last word. Texts shorter than the longest one
@@ -287,8 +298,8 @@ class Matcher:
         settings: dict[str, Any] = {}
         if self.idf is not None:
             idf = replace(self.idf, unseen=max(self.idf.weights.values()))
-            for side, texts in (("x_weights", self.captions), ("y_weights", self.references)):
-                settings[side] = [weight for text in texts for weight in idf.of(text.ids[1:])]
+            settings["x_weights"] = [weight for text in self.captions for weight in idf.of(text.ids[1:])]
+            settings["y_weights"] = [weight for text in self.references for weight in idf.of(text.ids[1:])]
             settings["weighted_similarity"] = True
         length = self.encoder.tokenizer.context_length
         return self._match(
@@ -302,10 +313,11 @@ class Matcher:
         """The greedy matching of chosen rows, on the encoder's device if that is CUDA; values on the CPU."""
         from capeval_core.matching.greedy import greedy_match
 
-        sides = self.captions, self.references
-        packed = [self._packed(texts, rows) for texts in sides]
-        lengths = [[len(text.features[rows(text)]) for text in texts] for texts in sides]
-        return greedy_match(*packed, *lengths, x_of_pair=self.owner, **settings).to("cpu")
+        x = self._packed(self.captions, rows)
+        y = self._packed(self.references, rows)
+        x_lengths = [len(text.features[rows(text)]) for text in self.captions]
+        y_lengths = [len(text.features[rows(text)]) for text in self.references]
+        return greedy_match(x, y, x_lengths, y_lengths, x_of_pair=self.owner, **settings).to("cpu")
 
     def _packed(self, texts: Sequence[EncodedText], rows: Callable[[EncodedText], slice]) -> Any:
         """Chosen rows of texts, one text after another; those that are not on CUDA yet get there at once."""
@@ -313,18 +325,20 @@ class Matcher:
 
         from capeval_core.models.device import DTYPES, rows_on_device
 
-        device, empty = (
-            self.encoder.device,
-            np.empty((0, self.encoder.settings.architecture.text.hidden_size), dtype=np.float32),
-        )
+        device = self.encoder.device
+        hidden_size = self.encoder.settings.architecture.text.hidden_size
+        empty = np.empty((0, hidden_size), dtype=np.float32)  # there may be no text at all
         if device.type != "cuda":
             return torch.from_numpy(np.concatenate([empty, *(text.features[rows(text)] for text in texts)]))
         on_host = [empty, *(text.features for text in texts if text.on_device is None)]
         copied = rows_on_device(device, on_host, DTYPES[self.encoder.dtype])
-        none, *copies = torch.split(copied, [len(features) for features in on_host])
-        waiting = iter(copies)
-        parts = [next(waiting) if text.on_device is None else text.on_device for text in texts]
-        return torch.cat([none, *(part[rows(text)] for part, text in zip(parts, texts, strict=True))])
+        no_rows, *copies = torch.split(copied, [len(features) for features in on_host])
+        next_copy = iter(copies)
+        parts = [no_rows]
+        for text in texts:
+            features = next(next_copy) if text.on_device is None else text.on_device
+            parts.append(features[rows(text)])
+        return torch.cat(parts)
 
     def _weights(self, texts: Sequence[EncodedText]) -> Ragged:
         """The weight of each word; words of which none has a weight count alike."""
@@ -332,12 +346,6 @@ class Matcher:
         return token_weights(pa.array(ids, pa.list_(pa.int32())), self.idf)[0]
 
 
-def word_matches(
-    words: Sequence[str], others: Sequence[str], cosines: Sequence[Sequence[float]]
-) -> list[dict[str, Any]]:
-    """What each word met in another text, by their cosines (words, others); the first of equals."""
-    if not others:
-        return [{"word": word, "match": None, "cosine": None} for word in words]
-    best = [max(range(len(row)), key=row.__getitem__) for row in cosines]
-    rows = zip(words, cosines, best, strict=True)
-    return [{"word": word, "match": others[at], "cosine": row[at]} for word, row, at in rows]
+def _float32_lists(ragged: Ragged) -> pa.ListArray:
+    """A column of lists of float32."""
+    return lists(ragged.values.astype(np.float32), ragged.lengths)

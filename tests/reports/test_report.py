@@ -105,6 +105,10 @@ def test_it_has_every_number_and_says_what_failed(systems: Path) -> None:
         for result in system["results"]:
             assert f"{result['mean']:.3f}" in page.text and system["system"] in page.text
             assert result["signature"] in page.text
+    kinds = [(tag, attributes.get("scope")) for tag, attributes in page.tags]
+    table = kinds[kinds.index(("table", None)) : kinds.index(("section", None), kinds.index(("table", None)))]
+    columns = table.count(("th", "col")) - 1
+    assert columns == 2 and table.count(("td", None)) == columns * table.count(("th", "row")) == 4
     assert "5: " in page.text and "no image" not in page.text
     assert "tiny knows nothing but drawn scenes" in page.text
     assert str(systems) not in page.text and "/images" not in page.text
