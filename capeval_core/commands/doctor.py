@@ -36,9 +36,9 @@ def run(arguments: list[str]) -> int:
     metrics = [["METRIC", "RUNS", "WHAT IT LACKS"]]
     for name, state in content["metrics"].items():
         metrics.append([name, "yes" if state["runs"] else "no", state["fix"]])
-    there = [name for name, missing in content["extras"].items() if not missing]
+    installed = [name for name, missing in content["extras"].items() if not missing]
     lacking = [name for name, missing in content["extras"].items() if missing]
-    rows = [["extras", ", ".join(there) or "none"]]
+    rows = [["extras", ", ".join(installed) or "none"]]
     if lacking:
         rows.append(["not installed", f"{', '.join(lacking)}: {install_command(','.join(lacking[:1]))}, ..."])
     print(table([[name, value] for name, value in content["machine"].items()]))

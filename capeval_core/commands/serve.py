@@ -18,8 +18,8 @@ _LOCAL = ("127.0.0.1", "::1", "localhost")
 
 def run(arguments: list[str]) -> int:
     parser = parser_of("serve", metrics=", ".join(list_metrics()))
-    others = [name for name in CommonOptions.describe() if name not in _SERVED_OPTIONS]
-    add_options(parser, "options of the metrics", {"": CommonOptions}, others)
+    not_served = [name for name in CommonOptions.describe() if name not in _SERVED_OPTIONS]
+    add_options(parser, "options of the metrics", {"": CommonOptions}, not_served)
     flags = parser.read(arguments)
     if flags.wait < 0:
         parser.error("--wait: expected 0 or more milliseconds")

@@ -352,21 +352,21 @@ def _filter(flags: argparse.Namespace) -> int:
         rule = rule_of(flags.folder, keep=flags.keep, least=flags.min, part=flags.part)
     threshold = f"{rule.name} >= {rule.least:.6g}"
     if flags.uids is not None:
-        kept = write_uids(flags.folder, flags.uids, rule)
-        terminal.summary(["kept", f"{kept:,} uids"], ["rule", threshold], ["uids", flags.uids])
-        return 0 if kept else 1
+        uids = write_uids(flags.folder, flags.uids, rule)
+        terminal.summary(["kept", f"{uids:,} uids"], ["rule", threshold], ["uids", flags.uids])
+        return 0 if uids else 1
     with (
         terminal.interruptible("kept shards stay: run the same command again to resume"),
         tqdm(total=len(outputs_in(flags.folder)), unit="shard", disable=None) as bar,
     ):
         counts = filter_shards(flags.folder, flags.output, rule, progress=bar.update)
-    share = counts.kept / counts.rows if counts.rows else 0.0
+    share = counts.rows_kept / counts.rows if counts.rows else 0.0
     extent = counted(counts.shards, "shard")
     if counts.skipped:
         extent += f" ({counts.skipped:,} finished before)"
     terminal.summary(
         ["shards", extent],
-        ["kept", f"{counts.kept:,} of {counts.rows:,} rows, {share:.2%}"],
+        ["kept", f"{counts.rows_kept:,} of {counts.rows:,} rows, {share:.2%}"],
         ["left out", f"{counts.below:,} below, {counts.failed:,} without a score"],
         ["records", f"{counts.records_kept:,} of {counts.records:,}"],
         ["rule", threshold],
@@ -374,7 +374,7 @@ def _filter(flags: argparse.Namespace) -> int:
     )
     reasons = [f"{counted(rows, 'row')}: {error}" for error, rows in counts.failures.rows.items()]
     common.tell_first("why rows have no score:", reasons)
-    return 0 if counts.kept else 1
+    return 0 if counts.rows_kept else 1
 
 
 def _published_rules(folder: str) -> list[list[str]]:

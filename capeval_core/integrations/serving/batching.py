@@ -111,10 +111,10 @@ class Batcher(threading.Thread):
             while not self._jobs and not self._ended:
                 self._changed.wait()
             while self._jobs and not self._ended and self._captions < self._batch_captions:
-                left = self._jobs[0].came + self._seconds - time.monotonic()
-                if left <= 0:
+                seconds = self._jobs[0].came + self._seconds - time.monotonic()
+                if seconds <= 0:
                     break
-                self._changed.wait(left)
+                self._changed.wait(seconds)
             jobs: list[Job] = []
             captions = 0
             while self._jobs and (not jobs or captions + self._jobs[0].captions <= self._batch_captions):
@@ -126,17 +126,17 @@ class Batcher(threading.Thread):
 
     def _score(self, jobs: Sequence[Job]) -> None:
         """Score jobs together; where that fails, each by itself, so that none pays for another one."""
-        wanted = [job for job in jobs if job.results.set_running_or_notify_cancel()]
+        awaited = [job for job in jobs if job.results.set_running_or_notify_cancel()]
         try:
-            results = self._results(wanted)
+            results = self._results(awaited)
         except BaseException as error:  # whatever it is, it is the answer to the requests
-            if len(wanted) == 1:
-                wanted[0].results.set_exception(error)
+            if len(awaited) == 1:
+                awaited[0].results.set_exception(error)
                 return
-            for job in wanted:
+            for job in awaited:
                 self._score_alone(job)
             return
-        for job, result in zip(wanted, results, strict=True):
+        for job, result in zip(awaited, results, strict=True):
             job.results.set_result(result)
 
     def _score_alone(self, job: Job) -> None:

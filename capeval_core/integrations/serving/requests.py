@@ -98,8 +98,8 @@ def check_size(content: bytes) -> None:
     except Exception:  # what cannot be opened is refused where it is decoded, with the reason
         return
     if width * height > LIMITS.page_image_pixels:
-        found = f"has {width * height:,} pixels, of which this server decodes {LIMITS.page_image_pixels:,}"
-        raise refused(found, "scale it down")
+        problem = f"has {width * height:,} pixels, of which this server decodes {LIMITS.page_image_pixels:,}"
+        raise refused(problem, "scale it down")
 
 
 @dataclass(frozen=True)
@@ -169,10 +169,12 @@ def read_request(content: Mapping[str, Any], served: Sequence[str], images: Imag
         fits = isinstance(prompts, list) and len(prompts) == len(captions)
         if not fits or not all(isinstance(prompt, str) for prompt in prompts):
             raise RefusedError(422, "prompts: expected a text for each caption")
-    given = [name for name in ("images", "videos") if content.get(name) is not None]
-    if len(given) > 1:
+    arguments = [name for name in ("images", "videos") if content.get(name) is not None]
+    if len(arguments) > 1:
         raise RefusedError(422, "images and videos: send one of them")
-    visuals, digests = (None, None) if not given else _visuals(content[given[0]], given[0], images)
+    visuals = digests = None
+    if arguments:
+        visuals, digests = _visuals(content[arguments[0]], arguments[0], images)
     return ScoreRequest(metrics, captions, visuals, digests, content.get("references"), prompts)
 
 
@@ -238,8 +240,8 @@ class _ImageReader:
             message = f"{len(self._unknown):,} images are not here by their digest: send their bytes"
             raise RefusedError(409, message, unknown=self._unknown)
 
-    def _wrong(self, where: str, found: str, fix: str) -> None:
-        self._problems.add(Problem(where, found, fix))
+    def _wrong(self, where: str, problem: str, fix: str) -> None:
+        self._problems.add(Problem(where, problem, fix))
 
 
 def reply_of(request: ScoreRequest, results: Mapping[str, Result]) -> dict[str, Any]:

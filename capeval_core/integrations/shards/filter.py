@@ -73,7 +73,7 @@ class FilterCounts:
     """
 
     rows: int = 0
-    kept: int = 0
+    rows_kept: int = 0
     below: int = 0
     failed: int = 0
     records: int = 0
@@ -82,11 +82,11 @@ class FilterCounts:
     skipped: int = 0
     failures: FailureCounts = field(default_factory=FailureCounts)
 
-    def add(self, other: Mapping[str, Any]) -> None:
+    def add(self, shard: Mapping[str, Any]) -> None:
         """Add the counts of a shard."""
-        for name in ("rows", "kept", "below", "failed", "records", "records_kept"):
-            setattr(self, name, getattr(self, name) + other[name])
-        self.failures.add_all(other["failures"])
+        for name in ("rows", "rows_kept", "below", "failed", "records", "records_kept"):
+            setattr(self, name, getattr(self, name) + shard[name])
+        self.failures.add_all(shard["failures"])
 
 
 def rule_of(
@@ -185,8 +185,8 @@ def write_uids(folder: str | PathLike[str], file: str | PathLike[str], rule: Rul
                     raise ValueError
                 halves.append((int(uid[:16], 16), int(uid[16:], 16)))
             except ValueError:
-                found = f"cannot hold the uid {uid[:60]!r}: DataComp's have 32 hexadecimal digits"
-                raise wrong_option("uids", place.address, found, "name a .parquet file") from None
+                problem = f"cannot hold the uid {uid[:60]!r}: DataComp's have 32 hexadecimal digits"
+                raise wrong_option("uids", place.address, problem, "name a .parquet file") from None
     with place.whole() as partial, Path(partial).open("wb") as opened:
         np.save(opened, np.sort(np.array(halves, dtype="u8,u8")))
     return len(halves)
@@ -194,14 +194,14 @@ def write_uids(folder: str | PathLike[str], file: str | PathLike[str], rule: Rul
 
 def share_above(folder: str | PathLike[str], rule: Rule) -> float:
     """The share of the rows with a score that a rule keeps; NaN where none has one."""
-    kept = 0
-    scored = 0
+    rows_above = 0
+    rows_scored = 0
     for scores in outputs_in(folder):
         for batch in read_batches(scores):
             numbers = _numbers(batch, rule)
-            kept += int((numbers >= rule.least).sum())
-            scored += int(np.isfinite(numbers).sum())
-    return kept / scored if scored else math.nan
+            rows_above += int((numbers >= rule.least).sum())
+            rows_scored += int(np.isfinite(numbers).sum())
+    return rows_above / rows_scored if rows_scored else math.nan
 
 
 def cosine_factor(folder: str | PathLike[str]) -> float:
@@ -256,7 +256,7 @@ def _finished(target: Place, source: Place, rule: Rule, note: Mapping[str, Any])
     FileError for one that was kept by another rule.
     """
     place = _note_place(target, source.name)
-    kept = target.child(source.name)
+    kept_shard = target.child(source.name)
     with place.reading():
         if not place.filesystem.exists(place.path):
             return None
@@ -272,14 +272,14 @@ def _finished(target: Place, source: Place, rule: Rule, note: Mapping[str, Any])
     except (ValueError, KeyError, TypeError):
         return None  # cut off: it is made again
     if differences:
-        told = "; ".join(f"{name}: {old!r} there, {new!r} now" for name, (old, new) in differences.items())
-        raise file_error(kept.address, f"was kept by another rule ({told})", "choose another output")
-    with kept.reading():
-        if not kept.filesystem.exists(kept.path):
+        differing = "; ".join(f"{name}: {old!r} there, {new!r} now" for name, (old, new) in differences.items())
+        raise file_error(kept_shard.address, f"was kept by another rule ({differing})", "choose another output")
+    with kept_shard.reading():
+        if not kept_shard.filesystem.exists(kept_shard.path):
             return None
-        with kept.local_copy() as path:
-            whole = _digest(path) == stored["kept_checksum"]
-    return stored if whole else None
+        with kept_shard.local_copy() as path:
+            is_whole = _digest(path) == stored["kept_checksum"]
+    return stored if is_whole else None
 
 
 def _digest(path: Path) -> str:
@@ -293,10 +293,10 @@ def _filter_shard(
     """Write the kept records of a shard, then what was kept; the counts."""
     with source.local_copy() as path:
         if _digest(path) != note["checksum"]:
-            found = "is not the file that was scored: its SHA-256 is another"
-            raise file_error(source.address, found, "score it again")
+            problem = "is not the file that was scored: its SHA-256 is another"
+            raise file_error(source.address, problem, "score it again")
         counts: dict[str, Any] = dict.fromkeys(
-            ("rows", "kept", "below", "failed", "records", "records_kept"), 0
+            ("rows", "rows_kept", "below", "failed", "records", "records_kept"), 0
         )
         counts["failures"] = note["failures"]
         stays = _records_kept(path, source, scores, rule, note, counts)
@@ -317,14 +317,14 @@ def _records_kept(
     rows = _scored_rows(scores, rule, counts)
     stays: list[bool] = []
     for uids in shard.uids():
-        kept = False
+        has_kept_row = False
         for uid in uids:
             scored_uid, is_kept = next(rows, (None, False))
             if scored_uid != uid:
-                found = f"has a row {uid!r} where the scores have {scored_uid!r}"
-                raise file_error(source.address, found, "score it again")
-            kept |= is_kept
-        stays.append(kept)
+                problem = f"has a row {uid!r} where the scores have {scored_uid!r}"
+                raise file_error(source.address, problem, "score it again")
+            has_kept_row |= is_kept
+        stays.append(has_kept_row)
     if next(rows, None) is not None:
         raise file_error(source.address, "has fewer rows than its scores", "score it again")
     counts["records"] = len(stays)
@@ -346,7 +346,7 @@ def _scored_rows(scores: Place, rule: Rule, counts: dict[str, Any]) -> Iterator[
         for uid, is_kept, error in zip(batch["uid"].to_pylist(), mask.tolist(), errors, strict=True):
             counts["rows"] += 1
             if is_kept:
-                counts["kept"] += 1
+                counts["rows_kept"] += 1
             elif error is None:
                 counts["below"] += 1
             else:
@@ -373,28 +373,28 @@ def _write_parquet(shard: Shard, target: Path, stays: Sequence[bool]) -> None:
         compression = file.metadata.row_group(0).column(0).compression if groups else "SNAPPY"
         start = 0
         waiting: list[pa.Table] = []
-        with pq.ParquetWriter(target, schema, compression=compression, write_page_checksum=True) as kept:
+        with pq.ParquetWriter(target, schema, compression=compression, write_page_checksum=True) as writer:
             for batch in file.iter_batches(_ROWS):
                 mask = pa.array(stays[start : start + len(batch)])
                 start += len(batch)
                 waiting.append(pa.Table.from_batches([batch]).filter(mask))
                 # A row group of its own for each batch would make the file slow to read.
                 if sum(table.nbytes for table in waiting) > LIMITS.window_bytes:
-                    kept.write_table(pa.concat_tables(waiting))
+                    writer.write_table(pa.concat_tables(waiting))
                     waiting = []
             if any(len(table) for table in waiting):
-                kept.write_table(pa.concat_tables(waiting))
+                writer.write_table(pa.concat_tables(waiting))
 
 
 def _write_lines(shard: Shard, target: Path, stays: Sequence[bool]) -> None:
     """The lines as they are; blank ones, which are no records, go."""
-    with _decompressed(shard.path, shard.source) as lines, _compressed(target, shard.source) as kept:
+    with _decompressed(shard.path, shard.source) as lines, _compressed(target, shard.source) as output:
         record = 0
         for line in lines:
             if not line.strip():
                 continue
             if stays[record]:
-                kept.write(line if line.endswith(b"\n") else line + b"\n")
+                output.write(line if line.endswith(b"\n") else line + b"\n")
             record += 1
 
 
@@ -406,8 +406,8 @@ def _write_tar(shard: Shard, target: Path, stays: Sequence[bool]) -> None:
             plain = Path(folder, "shard.tar")
             with _decompressed(shard.path, shard.source) as packed, plain.open("wb") as unpacked:
                 shutil.copyfileobj(packed, unpacked, _TAKEN)
-        with plain.open("rb") as file, _compressed(target, shard.source) as kept:
-            copy = _TarCopy(file, kept)
+        with plain.open("rb") as file, _compressed(target, shard.source) as output:
+            copy = _TarCopy(file, output)
             for start, end, record in _members(plain, shard):
                 if record is None or stays[record]:
                     copy.add(start, end)
@@ -450,13 +450,13 @@ class _TarCopy:
     def add(self, start: int, end: int) -> None:
         """Copy the bytes of the source from `start` to `end`."""
         self._source.seek(start)
-        left = end - start
-        while left > 0:
-            data = self._source.read(min(left, _TAKEN))
+        remaining = end - start
+        while remaining > 0:
+            data = self._source.read(min(remaining, _TAKEN))
             if not data:
                 raise OSError("the archive ended while it was copied")
             self._target.write(data)
-            left -= len(data)
+            remaining -= len(data)
         self._bytes += end - start
 
     def finish(self) -> None:
