@@ -97,7 +97,7 @@ class FeatureCache:
         self.folder = None if folder is None else Path(folder)
         self._images = _Memory(max_bytes)
         self._texts = self._images if text_bytes is None else _Memory(text_bytes)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # requests of a page come in several threads
         self._disk: sqlite3.Connection | None = None
         if self.folder is not None:
             with self._surviving():

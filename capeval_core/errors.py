@@ -25,7 +25,7 @@ _MOST_PLACES = 3  # that are named in one line
 _PREDICATE = re.compile(
     r"^(is|are|has|have|(hold|name|need|give|fill|lack|begin)s?|cannot (be|run)|could not be|do(es)? not)\b"
 )
-"""How texts begin that continue their place as a sentence; a `Problem` may say itself that its text does."""
+"""Beginnings of texts that continue their place as a sentence; a `Problem` may state that its text does."""
 _IRREGULAR_PLURALS = {"is": "are", "has": "have", "does": "do", "cannot": "cannot", "could": "could"}
 
 
@@ -82,6 +82,7 @@ def setting(name: str, value: object, before: str = "") -> str:
 def _assigned(name: str, value: object) -> str:
     """`empty='score'`, or `--empty score`; an option that is off is `--no-idf`."""
     door = _DOOR.get()
+    # A value may have a switch of its own, as `exif='turn'` has --exif-turn.
     switch = door.names.get(f"{name}={value}") if isinstance(value, str) else None
     if switch is not None:
         return switch
@@ -182,6 +183,7 @@ def _together(problem: Problem, places: Sequence[str]) -> Problem:
     if len(places) == 1:
         return problem._replace(where=places[0])
     file = ""
+    # `a.json: line 3` and `a.json: line 7` are `a.json: line 3 and line 7`.
     files = {where.rpartition(": ")[0] for where in places}
     if len(files) == 1 and "" not in files:
         file = f"{files.pop()}: "
@@ -197,7 +199,7 @@ class ProblemsError(Exception):
     """An error that carries its problems."""
 
     def __init__(self, problems: Problems | Problem | str) -> None:
-        self.problems = Problems()
+        self.problems = Problems()  # which doors collect, together with those of other errors
         for problem in problems if isinstance(problems, Problems) else [problems]:
             self.problems.add(problem)
         super().__init__(self.problems)
@@ -272,9 +274,9 @@ def expanded_path(path: str | PathLike[str]) -> Path:
     return Path(os.path.expanduser(path))  # noqa: PTH111  (pathlib's raises where there is no such user)
 
 
-def did_you_mean(name: str, known: Iterable[str], *, closeness: float = 0.6) -> str:
+def did_you_mean(name: str, names: Iterable[str], *, closeness: float = 0.6) -> str:
     """`: did you mean 'x'?` for the closest known name, else an empty string."""
-    close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=closeness)
+    close = difflib.get_close_matches(name.lower(), list(names), n=1, cutoff=closeness)
     return f": did you mean {close[0]!r}?" if close else ""
 
 
@@ -329,7 +331,7 @@ def minus(text: str) -> str:
 
 
 def p_in_words(p_value: float, level: float) -> str:
-    """`p < 0.001`, or `p = 0.012` with as many digits as show on which side of 1 - level it lies."""
+    """`p < 0.001`, or `p = 0.012` with as many digits as show on which side of 1 - level it is."""
     if p_value < 0.001:
         return "p < 0.001"
     limit = round(1 - level, 12)

@@ -97,18 +97,17 @@ class Kept:
                 problem = f"{place} cannot be written any more ({error.strerror})"
                 if self.required:
                     raise OSError(
-                        f"{problem}: what is there stays, and the next run goes on there"
+                        f"{problem}: existing files are kept, and the next run resumes from them"
                     ) from error
                 self._writable = False
-                warn(
-                    f"{problem}: what is not there yet is kept in memory only, and a later run makes it again"
-                )
+                warn(f"{problem}: new rows are in memory only, and a later run computes them again")
             self._written_at = time.monotonic()
         self._waiting = []
         self._waiting_rows = 0
         self._waiting_bytes = 0
 
     def _write(self, table: pa.Table) -> None:
+        # In memory first: the name holds the digest of the whole file.
         table = table.replace_schema_metadata({STAMP: json.dumps(self.stamp)}).combine_chunks()
         sink = pa.BufferOutputStream()
         if self.mapped:
@@ -201,7 +200,7 @@ def write_whole(path: Path, content: bytes | memoryview | str) -> None:
     An existing pipe or device is written to.
     """
     data = content.encode() if isinstance(content, str) else content
-    if path.exists() and not path.is_file():
+    if path.exists() and not path.is_file():  # a pipe or a device, which cannot be replaced
         path.write_bytes(data)
         return
     with whole_file(path) as unfinished:
@@ -211,11 +210,12 @@ def write_whole(path: Path, content: bytes | memoryview | str) -> None:
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """A new file in the same folder for the block to write, which then replaces a file; see `write_whole`."""
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(path))  # a link stays a link, to the new content
     unfinished = target.with_name(f".{uuid.uuid4().hex}{PARTIAL}")
     try:
         with _locked(unfinished):
             yield unfinished
+            # The content before the name: after a power cut a name must not be that of an empty file.
             _sync(unfinished)
             _move(unfinished, target)
     except OSError as error:

@@ -73,17 +73,17 @@ class CommonOptions(Settings):
 
     @property
     def images_are_ids(self) -> bool:
-        """Whether `images` only name images: there are features of them already."""
+        """Return whether `images` are ids of images whose features are precomputed."""
         return False
 
     @property
     def lacks_statistics(self) -> bool:
-        """Whether encoding needs `statistics` of the whole corpus that are not given."""
+        """Return whether encoding needs `statistics` of the whole corpus, and there are none."""
         return False
 
     @property
     def weighs_together(self) -> bool:
-        """Whether a score depends on the other captions of its set, since no `statistics` are given."""
+        """Return whether a score depends on the other captions of its set, for want of `statistics`."""
         return self.lacks_statistics
 
     @property
@@ -195,6 +195,7 @@ class CaptionMetric(ABC):
     its options or its input need further checks, it extends `check_options` and `check_input`.
     """
 
+    # What it is called, and what its numbers mean
     name: ClassVar[str]
     title: ClassVar[str]
     key: ClassVar[str]  # of the value in an `evaluate` result
@@ -213,25 +214,28 @@ class CaptionMetric(ABC):
     part_titles: ClassVar[Mapping[str, str]] = {}  # papers' names of `Result.parts`, where they are others
     relative: ClassVar[str | None] = None  # why scores can be compared within one set only, if so
     advice: ClassVar[Mapping[str, Any]] = {}
-    """What to choose it by: `for` and `blind`, how many tokens it `reads`, whether it is `slow`."""
+    """Reasons to choose it or not: `for` and `blind`, the tokens that it `reads`, whether it is `slow`."""
     plots: ClassVar[bool] = False  # whether the evidence that `Result.explain` returns has a `plot()`
+    # Its weights
     default_weights: ClassVar[WeightsEntry | None] = None  # None: the metric has no weights
     network: ClassVar[str | None] = None  # that the option `weights` is for, one of `registry.NETWORKS`
     tiny: ClassVar[str | None] = None  # folder of the small model inside the package, for `weights="tiny"`
+    # How rows become a number
     formula: ClassVar[CorpusFormula | None] = None  # from sums over captions (BLEU); None: a mean of scores
     reference_columns: ClassVar[tuple[str, ...]] = ()
-    """List columns of `ROW` with one entry per reference, in their order. Where all that depends on
-    references stands in them, the score with fewer references is another aggregation of the same rows."""
+    """List columns of `ROW` with one entry per reference, in their order. If they hold all that depends on
+    references, the score with fewer references is another aggregation of the same rows."""
     corpus_texts: ClassVar[str] = "captions + references"  # which texts `corpus` gives, in messages, too
     statistics: ClassVar[type[CorpusStatistics]] = CorpusStatistics  # what `prepare` makes of them
     Options: ClassVar[type[CommonOptions]] = CommonOptions
     ROW: ClassVar[pa.Schema]
     published: ClassVar[Mapping[str, Any]] = {}
-    """What a paper reports for it with the default weights: `dataset`, `source`, other `settings` than the
-    defaults, and `means` by captions, lowest first."""
+    """Values that a paper reports for it with the default weights: `dataset`, `source`, `settings` that
+    are not the defaults, and `means` by captions, lowest first."""
 
     def __init__(self, options: CommonOptions) -> None:
         self.check_options(options)
+        # Rows and signature name a package of somebody else with its version.
         self.package = package_of(type(self))
         self.options = options
         self.run = RunSettings(cache=shared_cache(options.cache), batch_size=options.batch_size)
@@ -277,7 +281,7 @@ class CaptionMetric(ABC):
 
     @property
     def reads(self) -> int:
-        """How many tokens of a caption the weights read, by their config; 0: as many as is usual."""
+        """Number of tokens of a caption that the weights read, by their config; 0: as many as is usual."""
         if self.network is None:
             return 0
         architecture = network(self.network).read_config(self.folder).get("architecture", {})
@@ -381,14 +385,14 @@ class CaptionMetric(ABC):
         if argument is not None and not unsuited:
             return visuals[argument]
         if argument is not None:
-            problem = f"is given, but this {cls.name} is about {argument}"
+            problem = f"was passed, but {cls.name} scores {argument}"
             fix = f"pass {argument}=..."
             medium = medium_of(unsuited[0])
             if medium in media_of(cls.name):
                 fix += f", or open load({cls.name!r}, media={medium!r})"
             raise InputTypeError(Problem(at(unsuited[0]), problem, fix, TypeError))
         if references is None and "images" in unsuited:  # they may have been meant as references
-            problem = f"are given, but {cls.name} compares texts alone"
+            problem = f"were passed, but {cls.name} compares texts alone"
             raise InputTypeError(Problem(at(unsuited[0]), problem, "pass references=...", TypeError))
         for name in unsuited:
             warn(f"{cls.name} compares texts alone: {name} are ignored")
@@ -474,8 +478,8 @@ class CaptionMetric(ABC):
 
     def combine(self, rows: pa.Table, *, samples: Samples | None = None) -> Result:
         """The result of rows of any processes, the last of each index; with `samples`, in order: evidence."""
-        self.stores.flush()
-        rows = canonical(rows)
+        self.stores.flush()  # rows are on the disk before their number is told
+        rows = canonical(rows)  # of whatever order, since processes finish as they like
         result = Result.of(self, self.aggregate(rows), rows)
         if not self.options.evidence or samples is None:
             return result
@@ -483,7 +487,7 @@ class CaptionMetric(ABC):
         return replace(result, evidence=evidence, source=(self, samples, rows))
 
     def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
-        """What `Result.explain` returns for each caption: by default its text, image and parts."""
+        """The value of `Result.explain` for each caption: by default its text, image and parts."""
         evidence: Evidence = {}
         for row, (caption, image) in enumerate(zip(samples.captions, samples.images, strict=True)):
             evidence[row] = {"caption": caption, "image": image.label, **_values_at(parts, row)}
@@ -535,7 +539,7 @@ def prepared(metric: Metric, *systems: Samples) -> Metric:
 
 def with_options(metric: Metric, **options: Any) -> Metric:
     """A metric with other options, which its models do not depend on: they stay open."""
-    changed = object.__new__(type(metric))
+    changed = object.__new__(type(metric))  # without __init__, which would open the models again
     vars(changed).update(vars(metric), options=replace(metric.options, **options))
     return changed
 
@@ -550,7 +554,7 @@ class Reranker(CaptionMetric):
     crops = False
 
     def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
-        """What `Result.explain` returns for each image: its name and its parts."""
+        """The value of `Result.explain` for each image: its name and its parts."""
         evidence: Evidence = {}
         for image, start in enumerate(samples.starts):
             evidence[image] = {"image": samples.images[start].label, **_values_at(parts, image)}

@@ -46,9 +46,9 @@ class OptionDescription:
 
     @property
     def default_sign(self) -> str | None:
-        """How a signature would state the default; None where it has nothing to state."""
-        usual = self.none_means if self.default is None else self.default
-        return None if self.sign is None or usual is None else self.signed(usual)
+        """The field of a signature that states the default; None if there is nothing to state."""
+        default = self.none_means if self.default is None else self.default
+        return None if self.sign is None or default is None else self.signed(default)
 
     def signed(self, value: object) -> str:
         """`name:value`, as in signatures."""
@@ -145,7 +145,7 @@ class Settings:
         for name, description in self.describe().items():
             value = getattr(self, name)
             if isinstance(value, np.generic):
-                value = value.item()  # the plain value that it holds
+                value = value.item()  # a plain number: JSON stamps take no other
                 object.__setattr__(self, name, value)
             with noting(problems):
                 description.check(value)
@@ -155,6 +155,7 @@ class Settings:
     @cache
     def describe(cls) -> dict[str, OptionDescription]:
         """The options that the class takes, by name."""
+        # Cached per class: signatures, stamps and checks ask for it with every metric.
         descriptions = {}
         for spec in fields(cls):
             if spec.name not in cls.without:
@@ -178,6 +179,7 @@ class Settings:
                 problem = f"{metric} has no option {name!r}{did_you_mean(name, options)}"
                 problems.add(f"{problem} (options: {', '.join(options)})", kind=TypeError)
         problems.raise_if_any()
+        # A torch.device becomes its name, so that options can be compared, pickled and printed.
         if type(keywords.get("device")).__module__ == "torch":
             keywords = keywords | {"device": str(keywords["device"])}
         return cls(**keywords)

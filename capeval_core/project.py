@@ -1,4 +1,4 @@
-"""What the package says of itself: version, address on the web, licence, extras, and its lazy names."""
+"""Package metadata (version, address on the web, licence, extras), and lazy names of modules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 ADDRESS: str | None = None
-"""Of the public repository, without a slash at its end, as `url` in setup.cfg; None: nothing links to it."""
+"""Address of the public repository, without a slash at its end, as in setup.cfg; None: it has none yet."""
 LICENCE = "Apache-2.0"  # as in setup.cfg
 
 
@@ -20,7 +20,7 @@ def address(path: str = "") -> str | None:
 
 
 def install_command(extra: str) -> str:
-    """What installs the packages of an extra of setup.cfg."""
+    """The command that installs the packages of an extra of setup.cfg."""
     return f'pip install "capeval[{extra}]"'
 
 

@@ -118,7 +118,7 @@ def _wrong_media(name: str, media: str) -> ProblemsError:
     if not hint and metrics_on_it:
         hint = f"; {' and '.join(metrics_on_it)} have it"
     listed = ", ".join(media_of_metric) or "none, it compares texts alone"
-    return wrong_option("media", media, f"{name} is no metric on it{hint} (known: {listed})")
+    return wrong_option("media", media, f"{name} does not support this medium{hint} (known: {listed})")
 
 
 def facts(name: str) -> Callable[[Metric], Metric]:
@@ -155,7 +155,7 @@ def facts(name: str) -> Callable[[Metric], Metric]:
 
 
 def tokens_read(name: str) -> int:
-    """How many tokens of a caption a metric of this package usually reads; 0: all, or unknown."""
+    """Number of tokens of a caption that a metric of this package usually reads; 0: all, or unknown."""
     reads = FACTS["metrics"].get(name, {}).get("advice", {}).get("reads", "")  # such as "77 a phrase"
     number, _, _ = reads.partition(" ")
     return int(number) if number.isdigit() else 0
@@ -226,6 +226,7 @@ def load(name: str, *, media: str | None = None, fetch: bool = False, **options:
     'capeval:pacs|weights:tiny@...|v:0.1.0'
     """
     class_ = metric_class(name, media)
+    # Before `Options.of` says that there is no such option: the user may have forgotten `media`.
     unknown = options.keys() - class_.Options.describe().keys()
     if unknown:
         _refuse_options_of_other_media(name, {option: options[option] for option in sorted(unknown)})
@@ -297,6 +298,7 @@ def _load_entry_point(entry: EntryPoint) -> type[CaptionMetric]:
     except (Exception, SystemExit) as error:  # whatever the other package raises
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"{declared} could not be imported ({reason}): update or uninstall it") from error
+    # By name: importing CaptionMetric here would cost every list of metrics its imports.
     if "CaptionMetric" not in {base.__name__ for base in getattr(class_, "__mro__", ())}:
         raise ValueError(f"{declared} is not a subclass of capeval_core.metric.CaptionMetric")
     lacking = [name for name in _REQUIRED if not hasattr(class_, name)]

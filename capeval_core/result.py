@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _WARNED_SHARE = 0.05
-"""Of words that were not read: above it there is a warning, and advice."""
+"""Share of truncated words above which there is a warning, and advice."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +146,7 @@ class Result:
 
     def _ordered(self, n: int, *, worst_first: bool) -> list[dict[str, Any]]:
         scored = [index for index, score in enumerate(self.scores) if np.isfinite(score)]
+        # The worst first are the lowest first, unless lower is better.
         highest_first = self.higher_is_better is not worst_first
         scored.sort(key=self.scores.__getitem__, reverse=highest_first)
         return [self[index] for index in scored[: max(n, 0)]]
@@ -158,7 +159,7 @@ class Result:
     @staticmethod
     def of(metric: CaptionMetric, values: Values, rows: pa.Table) -> Result:
         """The result of a metric's values and rows."""
-        signature = metric.signature(rows)
+        signature = metric.signature(rows)  # of all rows, also where only some have a score
         if values.rows is not None:
             rows = rows.take(pa.array(values.rows, pa.int64()))
         errors: dict[int, str] = {}
@@ -242,6 +243,7 @@ class Result:
         """
         if len(labels) != len(self):
             raise ValueError(f"len(labels)={len(labels)} but there are {len(self)} captions: give each one")
+        # A file holds how many captions are truncated or empty, not which.
         if self.marked is None and self.counts.truncated + self.counts.empty:
             raise ValueError("by(): a file does not say which captions are truncated or empty: score again")
         groups: dict[str, list[int]] = {}
@@ -341,6 +343,7 @@ class Result:
         if saved["metric"] in METRICS or saved.get("summands") is not None:
             # A mean needs nothing of its metric, whose package need not be installed.
             formula = metric_class(saved["metric"]).formula
+        # JSON has no NaN: a caption without a score is null there.
         scores = _numbers(saved["scores"])
         if not all(type(score) in (int, float) for score in scores):
             raise TypeError("scores should be numbers, or null")
@@ -356,6 +359,7 @@ class Result:
         counts_are_integers = all(type(number) is int for number in dict(saved["counts"]).values())
         if not counts_are_integers or not all(isinstance(group, str) for group in columns["groups"]):
             raise TypeError("groups should be texts, counts whole numbers")
+        # Infinity is null in JSON, and earlier files have no range.
         low, high = saved.get("range") or (None, None)
         return Result(
             metric=str(saved["metric"]),
@@ -388,7 +392,7 @@ class Result:
         share = self.unseen_share
         if share < 0.005:
             return ""
-        text = f"{share:.0%} of words were not seen"
+        text = f"{share:.0%} of words were truncated"
         longer = next_longer_reader(self.reads) if self.reads else None
         if share > _WARNED_SHARE and longer is not None:
             name, tokens = longer
@@ -417,8 +421,8 @@ def _check_settings(first: str, second: str) -> None:
     fields = set(first.split("|")) ^ set(second.split("|"))
     if all(field.startswith("statistics:") for field in fields):
         fix = "each was weighed by its own texts: score both in one command, or with equal statistics"
-    found = "these results are not comparable, their signatures differ"
-    raise ValueError(f"{found}:\n    {first}\n    {second}\n{fix}")
+    problem = "these results are not comparable, their signatures differ"
+    raise ValueError(f"{problem}:\n    {first}\n    {second}\n{fix}")
 
 
 def _counts(captions: int, errors: Mapping[int, str], marked: Mapping[str, frozenset[int]]) -> Counts:
@@ -440,8 +444,8 @@ def warn_of(result: Result) -> None:
     if result.unseen_share > _WARNED_SHARE:
         warn(f"{result.metric}: {result.unseen}")
     if result.lack is not None and len(result) >= statistics.LEAST_IMAGES:
-        consequence = f"{result.key}={result.mean:.2g} stands for 0, and has neither interval nor test"
-        warn(f"{result.metric}: {result.lack}, so {consequence}")
+        consequence = f"{result.key}={result.mean:.2g} is effectively 0, so no interval or test is available"
+        warn(f"{result.metric}: {result.lack}: {consequence}")
 
 
 def plain(value: object) -> Any:

@@ -28,7 +28,7 @@ COMMON = (
 )
 """The columns that every metric's rows begin with."""
 COVERAGE = column("coverage", pa.float64(), "share of the caption's words that the text encoder reads")
-"""Of metrics whose text encoder reads the beginning of a long caption; `Result` makes it a part."""
+"""Of metrics whose text encoder cuts a long caption; `Result` makes it a part."""
 FLOATS = pa.list_(pa.float32())  # such as a number for each reference
 NESTED = pa.list_(FLOATS)  # such as numbers for the words of each reference
 

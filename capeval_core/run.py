@@ -79,6 +79,7 @@ class Task(Generic[Encoder]):
         self.samples = joined(systems)
         self.reused = 0  # rows that the folders had
         self._memory = FreedMemory()
+        # Of each sample of all systems, the number of its system.
         self._system = np.repeat(np.arange(len(systems)), [len(samples) for samples in systems])
         self._systems: list[_System] = []
         missing: list[bool] = []  # of each sample, whether its row has to be encoded
@@ -156,7 +157,7 @@ def _encode(task: Task[Any], places: NDArray[np.int64]) -> Iterator[int]:
         return
     for table in task.metric.encode(task.samples.select(places.tolist())):
         task.add(table, places[: len(table)])
-        places = places[len(table) :]
+        places = places[len(table) :]  # tables cover the window in order
         yield len(table)
 
 

@@ -359,7 +359,7 @@ class _Studentised:
         from scipy.special import stdtr
 
         t = estimate / (self.error or max(self.rounding, LEAST_P))
-        corrected = t * (1 + self.bend * t * (1 + self.bend * t / 3)) + self.shift
+        corrected = t * (1 + self.bend * t * (1 + self.bend * t / 3)) + self.shift  # g(t)
         return min(1.0, max(LEAST_P, 2 * float(stdtr(self.degrees, -abs(corrected) / self.stretch))))
 
     def _inverse(self, corrected: float) -> float:
@@ -379,6 +379,7 @@ def _moves_of_means(systems: Sequence[Clusters]) -> tuple[float, Doubles, Double
     """
     n = len(systems[0].counts)
     shares = [system.counts / system.counts.sum() for system in systems]
+    # A score of 1e200 has no square in float64; divided by the largest mean of an image it has.
     scale = max(float(np.abs(system.sums / system.counts).max()) for system in systems)
     influences = []
     for sign, system, share in zip((1.0, -1.0), systems, shares, strict=False):

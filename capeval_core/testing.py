@@ -25,7 +25,7 @@ from capeval_core.rows import COMMON
 __all__ = ["check_metric", "count_forwards"]
 
 CLOSE = 1e-6
-"""How far equal scores may be apart where batches differ."""
+"""Tolerance of equal scores where batches differ."""
 CAPTIONS = [
     "a dog runs on grass",
     "two red circles",
@@ -136,7 +136,7 @@ def values(result: Result, rows: Sequence[int] | None = None) -> dict[str, Any]:
 
 
 def close(result: Result, expected: Result, within: float = CLOSE) -> bool:
-    """Whether all values are equal but for rounding."""
+    """Return whether all values are equal but for rounding."""
     return not moved(result, expected, within)
 
 
@@ -314,25 +314,25 @@ class Contract:
         assert result.counts.empty == 2, f"{result.counts.empty} of two are counted"
 
     def check_options(self) -> None:
-        usual = self.open()
+        metric = self.open()
         columns = self.metric.ROW.names[len(COMMON) :]
         result = self.score()
-        rows = self.rows(usual).select(columns)
+        rows = self.rows(metric).select(columns)
         for option in self.metric.Options.describe().values():
             alternative = _alternative(option, self.options.get(option.name, option.default))
             if option.name in _OF_A_RUN or alternative is None:
                 continue
             try:
-                other = self.open(**{option.name: alternative})
-                other = prepared(other, samples(other, self.images))
+                changed = self.open(**{option.name: alternative})
+                changed = prepared(changed, samples(changed, self.images))
             except ValueError:  # the value does not fit the other options
                 continue
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                moves = not close(score(other, self.images), result, self.within)
-            equal = rows.equals(self.rows(other).select(columns))
-            stamped = other.stamp() != usual.stamp()
-            signed = other.signature() != usual.signature()
+                moves = not close(score(changed, self.images), result, self.within)
+            equal = rows.equals(self.rows(changed).select(columns))
+            stamped = changed.stamp() != metric.stamp()
+            signed = changed.signature() != metric.signature()
             assert stamped or equal, f"{option.name} changes rows: it needs encodes=True"
             assert signed or not moves, f"{option.name} moves scores: it needs sign=..."
 

@@ -22,17 +22,17 @@ def test_a_metric_says_how_much_of_a_caption_it_read(
     name: str, options: dict[str, str], read: int, images: list[Path]
 ) -> None:
     metric = capeval_core.load(name, weights="tiny", **options)
-    with pytest.warns(UserWarning, match=f"{name}: .*% of words were not seen: specs reads 248 tokens"):
+    with pytest.warns(UserWarning, match=f"{name}: .*% of words were truncated: specs reads 248 tokens"):
         result = metric.score([LONG, "a dog"], images[:2])
     assert result.parts["coverage"] == [read / 100, 1.0]
-    assert result.unseen.startswith(f"{(100 - read) / 2:.0f}% of words were not seen")
+    assert result.unseen.startswith(f"{(100 - read) / 2:.0f}% of words were truncated")
     few = metric.score([LONG, *["a dog"] * 19], images[:1] * 20)  # without a warning
-    assert few.unseen == f"{(100 - read) / 20:.0f}% of words were not seen"
+    assert few.unseen == f"{(100 - read) / 20:.0f}% of words were truncated"
 
 
 def test_specs_reads_248_tokens_and_names_a_metric_that_reads_more(images: list[Path]) -> None:
     specs = capeval_core.load("specs", weights="tiny")
-    with pytest.warns(UserWarning, match="specs: 18% of words were not seen: umic reads 512 tokens"):
+    with pytest.warns(UserWarning, match="specs: 18% of words were truncated: umic reads 512 tokens"):
         result = specs.score([f"{LONG} {LONG} {LONG}", f"{LONG} {LONG} cat {LONG}"], images[:2])
     assert result.counts.truncated == 2 and result.parts["coverage"][0] == 246 / 300
     same, other = specs.score([f"{LONG} {LONG}", f"{LONG} cat {LONG}"], images[:1] * 2).scores
@@ -76,5 +76,5 @@ def test_long_clip_of_transformers(nested: bool, tmp_path: Path, images: list[Pa
         assert metric.options.prompt == ("" if name == "specs" else "A photo depicts ")
         assert "|weights:long-clip@" in result.signature
     # Not specs, which reads as many.
-    with pytest.warns(UserWarning, match="clips: .* not seen: umic reads 512 tokens"):
+    with pytest.warns(UserWarning, match="clips: .* truncated: umic reads 512 tokens"):
         capeval_core.load("clips", weights=str(folder)).score([f"{LONG} {LONG} {LONG}"], images[:1])
