@@ -269,6 +269,15 @@ def wrong_option(
     return Problems([Problem(_assigned(name, value), problem, fix, kind)]).error()
 
 
+def valid_unicode(text: str) -> bool:
+    """Return whether a text can be written as UTF-8; file names that are not UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def expanded_path(path: str | PathLike[str]) -> Path:
     """The path with the user's folder in place of `~`; that of an unknown user stays as it is."""
     return Path(os.path.expanduser(path))  # noqa: PTH111  (pathlib's raises where there is no such user)

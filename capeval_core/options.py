@@ -15,8 +15,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from capeval_core.errors import Problems, did_you_mean, noting, wrong_option
-from capeval_core.inputs.files import valid_unicode
+from capeval_core.errors import Problems, did_you_mean, noting, valid_unicode, wrong_option
 
 
 @dataclass(frozen=True)

@@ -134,12 +134,3 @@ def _fix_of(text: str, error: json.JSONDecodeError) -> str:
     if re.match(r"\s*[\[{(]\s*(\{\s*)?'", text):
         return "it was written by str() or repr() of Python: write it with json.dumps(...)"
     return "it may be truncated; if each line is an object, name it .jsonl"
-
-
-def valid_unicode(text: str) -> bool:
-    """Whether a text can be written as UTF-8; file names that are not UTF-8 cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

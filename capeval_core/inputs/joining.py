@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from capeval_core.errors import Problems, counted, file_error
+from capeval_core.errors import Problems, counted, file_error, valid_unicode
 from capeval_core.inputs import names
-from capeval_core.inputs.files import EXTENSIONS, bare, reading, some_of, valid_unicode
+from capeval_core.inputs.files import EXTENSIONS, bare, reading, some_of
 from capeval_core.inputs.images import quoted, refused
 
 _COCO_NUMBER = re.compile(r"(?:(?:COCO|coco)_[A-Za-z0-9]+_)?([0-9]{1,18})(?:\.0)?")

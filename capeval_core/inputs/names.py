@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from capeval_core.inputs.files import valid_unicode
+from capeval_core.errors import valid_unicode
 
 _TABLE: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("columns.toml").read_text(encoding="utf-8")

@@ -17,11 +17,10 @@ from typing import Any, Self
 from PIL import Image
 from tqdm import tqdm
 
-from capeval_core.errors import Index, Kind, Problem, Problems, at, described, setting, warn
+from capeval_core.errors import Index, Kind, Problem, Problems, at, described, setting, valid_unicode, warn
 from capeval_core.inputs import images as imaging
 from capeval_core.inputs.boxes import REQUIRED, box_source
 from capeval_core.inputs.decoders import shared_decoders
-from capeval_core.inputs.files import valid_unicode
 from capeval_core.inputs.images import ImageError, Source, Texts, Upright, Visual, as_list, refused, shape_of
 from capeval_core.inputs.videos import video_source
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from capeval_core.errors import Problems, file_error, noting, warn
+from capeval_core.errors import Problems, file_error, noting, valid_unicode, warn
 from capeval_core.inputs import names
 from capeval_core.inputs.answers import is_one_text, is_single_word, texts_in
 from capeval_core.inputs.columns import (
@@ -23,7 +23,6 @@ from capeval_core.inputs.columns import (
     text_groups,
     value_at,
 )
-from capeval_core.inputs.files import valid_unicode
 from capeval_core.inputs.openers import read_records
 from capeval_core.inputs.records import Record, Records
 from capeval_core.inputs.samples import is_written_list, read_written_list
