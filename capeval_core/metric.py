@@ -390,10 +390,11 @@ class CaptionMetric(ABC):
             medium = medium_of(unsuited[0])
             if medium in media_of(cls.name):
                 fix += f", or open load({cls.name!r}, media={medium!r})"
-            raise InputTypeError(Problem(at(unsuited[0]), problem, fix, TypeError))
+            raise InputTypeError(Problem(at(unsuited[0]), problem, fix, TypeError, predicate=True))
         if references is None and "images" in unsuited:  # they may have been meant as references
             problem = f"were passed, but {cls.name} compares texts alone"
-            raise InputTypeError(Problem(at(unsuited[0]), problem, "pass references=...", TypeError))
+            fix = "pass references=..."
+            raise InputTypeError(Problem(at(unsuited[0]), problem, fix, TypeError, predicate=True))
         for name in unsuited:
             warn(f"{cls.name} compares texts alone: {name} are ignored")
         return None
