@@ -272,8 +272,9 @@ def _finished(target: Place, source: Place, rule: Rule, note: Mapping[str, Any])
     except (ValueError, KeyError, TypeError):
         return None  # cut off: it is made again
     if differences:
-        differing = "; ".join(f"{name}: {old!r} there, {new!r} now" for name, (old, new) in differences.items())
-        raise file_error(kept_shard.address, f"was kept by another rule ({differing})", "choose another output")
+        words = [f"{name}: {old!r} there, {new!r} now" for name, (old, new) in differences.items()]
+        problem = f"was kept by another rule ({'; '.join(words)})"
+        raise file_error(kept_shard.address, problem, "choose another output")
     with kept_shard.reading():
         if not kept_shard.filesystem.exists(kept_shard.path):
             return None
