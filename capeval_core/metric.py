@@ -22,7 +22,7 @@ from capeval_core.inputs.samples import Samples, argument_of, check_samples, med
 from capeval_core.kept import check_folder
 from capeval_core.options import Settings, option
 from capeval_core.project import __version__
-from capeval_core.registry import media_of, network, package_of
+from capeval_core.registry import media_of, network, network_of, package_of
 from capeval_core.result import Result, Values, warn_of
 from capeval_core.row_store import RowStores, kept_rows
 from capeval_core.rows import canonical
@@ -219,6 +219,7 @@ class CaptionMetric(ABC):
     # Its weights
     default_weights: ClassVar[WeightsEntry | None] = None  # None: the metric has no weights
     network: ClassVar[str | None] = None  # that the option `weights` is for, one of `registry.NETWORKS`
+    any_dual_encoder: ClassVar[bool] = False  # whether every network for images and texts can take its place
     tiny: ClassVar[str | None] = None  # folder of the small model inside the package, for `weights="tiny"`
     # How rows become a number
     formula: ClassVar[CorpusFormula | None] = None  # from sums over captions (BLEU); None: a mean of scores
@@ -263,16 +264,26 @@ class CaptionMetric(ABC):
         if self.options.rows is None:
             # With a folder of rows the network is opened where the first row is missing, if any is.
             _ = self.encoder
-        fingerprint = network(self.network).fingerprint_of(self.folder)
+        fingerprint = self.network_class.fingerprint_of(self.folder)
         return {"weights": Model(self.folder.label(fingerprint), fingerprint)}
+
+    @property
+    def network_class(self) -> Any:
+        """The class that opens `folder`: of `network`, or of the folder where any dual encoder will do."""
+        usual = network(str(self.network))
+        if not self.any_dual_encoder:
+            return usual
+        from capeval_core.encoders.dual import DualEncoder
+
+        stated = network_of(self.folder)
+        return stated if issubclass(stated, DualEncoder) else usual  # which refuses them by name
 
     @cached_property
     def encoder(self) -> Any:
         """The network of `folder`, opened and checked where it is first needed."""
         if self.network is None:
             raise AttributeError(f"{self.name} has no network")
-        network_class = network(self.network)
-        encoder = network_class.open(self.folder, device=self.options.device, dtype=self.options.dtype)
+        encoder = self.network_class.open(self.folder, device=self.options.device, dtype=self.options.dtype)
         self.check_encoder(encoder)
         return encoder
 
@@ -284,7 +295,7 @@ class CaptionMetric(ABC):
         """Number of tokens of a caption that the weights read, by their config; 0: as many as is usual."""
         if self.network is None:
             return 0
-        architecture = network(self.network).read_config(self.folder).get("architecture", {})
+        architecture = self.network_class.read_config(self.folder).get("architecture", {})
         return int(architecture.get("text", {}).get("context_length", 0))
 
     @cached_property
@@ -292,7 +303,7 @@ class CaptionMetric(ABC):
         """The tokenizer of the weights; statistics of a corpus need no more than that."""
         if self.network is None or "encoder" in vars(self):
             return self.encoder.tokenizer
-        opened: Any = network(self.network)
+        opened = self.network_class
         return opened.tokenizer_of(opened.read_config(self.folder))
 
     def prepare(self, texts: Sequence[Any]) -> CorpusStatistics | None:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from capeval_core.errors import ProblemsError, did_you_mean, warn, wrong_option
 from capeval_core.weights.catalogue import listed
-from capeval_core.weights.folder import CONFIG, OPEN_CLIP_TENSORS, WeightsError, WeightsFolder
+from capeval_core.weights.folder import CONFIG, WeightsError, WeightsFolder
+from capeval_core.weights.networks import NETWORKS, kind_of
 
 if TYPE_CHECKING:
     from capeval_core.metric import CaptionMetric
@@ -38,20 +39,6 @@ for _name, _facts in FACTS["metrics"].items():
         JAVA_METRICS[_name] = _facts["class"]
     else:
         METRICS[_name] = _facts["class"]
-NETWORKS: dict[str, str] = {
-    "clip": "capeval_core.encoders.clip:ClipEncoder",
-    "open_clip": "capeval_core.encoders.clip:OpenClipEncoder",
-    "eva_clip": "capeval_core.encoders.eva_clip:EvaClipEncoder",
-    "alpha_clip": "capeval_core.encoders.alpha_clip:AlphaClipEncoder",
-    "blip2": "capeval_core.encoders.blip2:Blip2Encoder",
-    "uniter": "capeval_core.encoders.uniter:UniterEncoder",
-    "vilbert": "capeval_core.encoders.vilbert:VilbertEncoder",
-    "faster_rcnn": "capeval_core.encoders.faster_rcnn:FasterRcnn",
-    "x152": "capeval_core.encoders.faster_rcnn:X152",
-    "scene_regions": "capeval_core.encoders.scene_regions:SceneRegionEncoder",
-    "sam": "capeval_core.regions.sam:Sam",
-}
-"""Every network: its `kind`, which is `encoder` in the config of its weights, and its class."""
 
 Metric = TypeVar("Metric", bound="type[CaptionMetric]")
 _GROUP = "capeval.metrics"  # of entry points
@@ -251,19 +238,12 @@ def _refuse_options_of_other_media(name: str, options: dict[str, Any]) -> None:
 
 def network(kind: str) -> type[CheckedModel]:
     """The class of a kind of network."""
-    return cast("type[CheckedModel]", resolve_name(NETWORKS[kind]))
+    return cast("type[CheckedModel]", resolve_name(NETWORKS[kind].class_))
 
 
 def network_of(folder: WeightsFolder) -> type[CheckedModel]:
     """The class that opens a folder of weights, by the folder's config; WeightsError if it names none."""
-    kind = str(folder.config.get("encoder"))
-    if folder.tensor_file.name == OPEN_CLIP_TENSORS:
-        from capeval_core.weights.clip import translate_open_clip
-
-        vision = translate_open_clip(folder.config)["architecture"]["vision"]
-        kind = "open_clip" if vision.get("timm_model_name") else "clip"
-    elif folder.config.get("model_type") == "blip-2":  # a repository of transformers'
-        kind = "blip2"
+    kind = kind_of(folder.config)
     if kind not in NETWORKS:
         known = f"{did_you_mean(kind, NETWORKS)} (known: {', '.join(NETWORKS)})"
         raise WeightsError(f"weights {folder.name!r}: {CONFIG} has encoder {kind!r}, no network here{known}")

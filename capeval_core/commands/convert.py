@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Any
 
 from capeval_core.commands.common import check_folder, chosen, example_of
-from capeval_core.commands.terminal import complain, first_named, help_texts, parser_of, table
+from capeval_core.commands.terminal import complain, first_named, parser_of, table
 from capeval_core.registry import metric_class, metric_classes, network
 from capeval_core.weights.catalogue import EVA_CLIP, entry_known_as
 from capeval_core.weights.folder import CONFIG, TENSORS, TOKENIZER, VOCABULARY
+from capeval_core.weights.networks import NETWORKS, PARTS
 
 _OURS = {CONFIG, TENSORS, VOCABULARY, TOKENIZER, "README.md"}
 
 
 def run(arguments: list[str]) -> int:
     """Write a folder of weights from a released checkpoint; the exit status."""
-    parts: dict[str, Any] = help_texts()["convert parts"]
     purposes = {
         name: f"weights of {name}" for name, metric in metric_classes().items() if metric.default_weights
     }
-    for part_name, about in parts.items():
-        purposes[part_name] = about["purpose"]
+    for part_name, part_kind in PARTS.items():
+        purposes[part_name] = str(NETWORKS[part_kind].purpose)
     name, flag_arguments = first_named(arguments, "convert", purposes)
-    part = parts.get(name)
-    encoder = network(part["network"] if part else str(metric_class(name).network))
+    kind = PARTS.get(name) or str(metric_class(name).network)
+    encoder = network(kind)
     shards = ", or the index of shards" if name == EVA_CLIP else ""
     parser = parser_of(f"convert {name}", "convert METRIC", options=[encoder.Conversion], shards=shards)
     flags = parser.read(flag_arguments)
@@ -43,10 +42,11 @@ def run(arguments: list[str]) -> int:
         complain(f"warning: {difference}: {problem}")
     print(f"{out}: {architecture}")
     print(table([["-", note] for note in release.notes], indent="  "))
-    if part:
-        files = "--candidates captions.json --images images"
-        command = part["command"].format(files=files, weights=shlex.quote(str(out)))
-        print(f"score with it:\n  capeval {command}")
+    command = NETWORKS[kind].command
+    if command is None:
+        example = example_of(metric_class(name), out)
     else:
-        print(f"score with it:\n  {example_of(metric_class(name), out)}")
+        files = "--candidates captions.json --images images"
+        example = f"capeval {command.format(files=files, weights=shlex.quote(str(out)))}"
+    print(f"score with it:\n  {example}")
     return 0

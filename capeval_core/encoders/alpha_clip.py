@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, repeat
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -20,6 +19,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from capeval_core.cache import SHARED, Feature, FeatureCache
+from capeval_core.encoders.alpha_clip_conversion import AlphaClipConversion
 from capeval_core.encoders.clip import ClipSettings, ClipTowers, VisionTransformer, run_vision
 from capeval_core.encoders.engine import (
     Encoded,
@@ -37,7 +37,6 @@ from capeval_core.models.device import DTYPES, exact, on_device, on_host
 from capeval_core.models.model import TEXTS, canary_images, cosines
 from capeval_core.ragged import Floats
 from capeval_core.regions.regions import Regions, RegionSource, fitting, name_of
-from capeval_core.weights.alpha_clip import AlphaClipConversion
 from capeval_core.weights.folder import WeightsError
 
 _EXPANDED = 1 << 24  # pixels of masks that are unpacked at a time
@@ -95,18 +94,25 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         return visual
 
     def encode_images(
-        self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None
+        self,
+        images: Iterable[InputImage],
+        *,
+        cache: FeatureCache = SHARED,
+        batch_size: int | None = None,
+        decoders: int | None = None,
     ) -> Iterator[ImageFeatures]:
-        """Features of images as a whole, under the mask that is one everywhere; as for `ClipEncoder`."""
-        rows = _Regions(self, "square_crop", self.batch("images", batch_size))
-        encoding = Encoding(
-            size=rows.size,
-            keys=lambda content, _: (self.key("whole", f"{rows.transform}\n{content}".encode()),),
-            prepare=lambda loaded: Row(rows.pixels(loaded), rows.full),
-            forward=self.run_rows,
-        )
-        parts = encode_stream(zip(images, repeat(None)), encoding, cache)
-        return map(partial(ImageFeatures.of, shape=(self.dimension,)), parts)
+        """Features of images as a whole, under the mask that is one everywhere. Images are decoded by threads
+        of this process, whatever `decoders` says: other processes would round their pixels to 8 bits."""
+        return super().encode_images(images, cache=cache, batch_size=batch_size)
+
+    def pixels_of(self, image: Image.Image) -> Tensor:
+        """A PIL image as `run_images` takes it: float32 (3, n, n)."""
+        return self.normalised(image_pixels(image, self.preprocessing, "square_crop"))
+
+    def run_images(self, pixels: Sequence[Tensor]) -> Tensor:
+        n = self.preprocessing.image_size
+        everywhere = self.alphas(np.ones((1, n, n), dtype=np.bool_), "square_crop")[0]
+        return self.run_rows([Row(each, everywhere) for each in pixels])
 
     def encode_regions(
         self,

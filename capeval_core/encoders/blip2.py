@@ -21,6 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from capeval_core.cache import SHARED, FeatureCache
+from capeval_core.encoders.blip2_conversion import Blip2Conversion, empty_model, translate_transformers
 from capeval_core.encoders.blocks import merge
 from capeval_core.encoders.engine import chunks
 from capeval_core.encoders.packed import Packing, attend
@@ -32,7 +33,6 @@ from capeval_core.models.config import Layers, Share, Side, Width
 from capeval_core.models.device import DTYPES, exact, indices_on_device, on_device, on_host, stacked_on_device
 from capeval_core.models.model import TEXTS, canary_images, cosines
 from capeval_core.ragged import Floats, ranges, starts_of
-from capeval_core.weights.blip2 import Blip2Conversion, empty_model, translate_transformers
 from capeval_core.weights.folder import VOCABULARY, WeightsFolder
 
 

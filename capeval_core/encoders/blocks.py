@@ -139,6 +139,20 @@ def among_all(sequences: int, heads: int) -> Attention:
     return attention
 
 
+class Full:
+    """Sequences of sorted lengths, in which every row sees all rows of its sequence. ends: the last row of
+    each."""
+
+    def __init__(self, lengths: Sequence[int], heads: int, device: torch.device) -> None:
+        self.heads = heads
+        self.packing = Packing.of(lengths, device)
+        (self.ends,) = indices_on_device(device, np.cumsum(lengths) - 1)
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, chosen: bool) -> Tensor:
+        of_query = self.packing.firsts if chosen else self.packing
+        return attend(query, keys, values, self.heads, of_query, self.packing)
+
+
 class Causal:
     """Sequences of sorted lengths, each after the prefix that is at the front: a row sees those before it.
     lengths: rows of each, without the prefix, whose own rows come first, as one more sequence. ends: the last

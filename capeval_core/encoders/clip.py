@@ -9,43 +9,24 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain, repeat
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
-from capeval_core.cache import SHARED, Feature, FeatureCache
-from capeval_core.encoders.blocks import Causal, LayerNorm, Transformer, among_all, run_packed, usable_kernels
-from capeval_core.encoders.engine import (
-    Encoding,
-    ImageFeatures,
-    Item,
-    Units,
-    chunks,
-    encode_stream,
-    preparing,
-)
-from capeval_core.encoders.preprocessing import Preprocessing, normalised
-from capeval_core.encoders.tokenizers import ClipTokenizer, Distinct, Ids, TextFeatures, TokenFeatures, Tokens
+from capeval_core.encoders.blocks import LayerNorm, Transformer, among_all, run_packed
+from capeval_core.encoders.clip_conversion import ClipConversion, translate_open_clip
+from capeval_core.encoders.dual import DualEncoder, Pixels
+from capeval_core.encoders.preprocessing import Preprocessing
+from capeval_core.encoders.tokenizers import ClipTokenizer
 from capeval_core.errors import expanded_path
-from capeval_core.inputs.decoders import shared_decoders
-from capeval_core.inputs.images import InputImage
-from capeval_core.inputs.videos import EVERY, InputFrames, Reading, Sampling
 from capeval_core.models.config import Closed, Layers, Side, Switch, Text, Width, read
-from capeval_core.models.device import DTYPES, exact, indices_on_device, on_host, stacked_on_device, to_host
-from capeval_core.models.model import TEXTS, CheckedModel, canary_images, cosines
-from capeval_core.ragged import Floats, ranges
+from capeval_core.models.device import DTYPES, exact, stacked_on_device
 from capeval_core.weights.catalogue import entry_named, entry_of
-from capeval_core.weights.clip import ClipConversion, translate_open_clip
 from capeval_core.weights.conversion import Conversion
 from capeval_core.weights.folder import (
     CONFIG,
@@ -56,10 +37,8 @@ from capeval_core.weights.folder import (
     WeightsFolder,
 )
 
-Pixels = NDArray[np.uint8]
 Ratio = Annotated[float, (0, 64)]
 _VOCABULARY, _CONTEXT = 49_408, 77
-_VIDEOS_AHEAD = 8  # videos that are opened before their turn, each with a decoder and a batch of frames
 
 
 @dataclass(frozen=True)
@@ -169,23 +148,10 @@ class Clip(nn.Module):
         self.logit_scale = nn.Parameter(torch.empty(()))
 
 
-@dataclass(frozen=True)
-class VideoFeatures:
-    """Features of the frames of some consecutive videos."""
+class ClipTowers(DualEncoder):
+    """CLIP's causal text tower, next to an image tower of any kind."""
 
-    features: list[Floats]  # per video (T, d) un-normalised, a row per frame that is used; (0, d) without any
-    keys: list[str]  # content key of each video, '' where it could not be read
-    errors: list[str | None]  # why a video could not be read
-    incomplete: list[str | None]  # why frames are missing, of a damaged video whose others are used
-
-
-class ClipTowers(CheckedModel):
-    """What every CLIP has, whatever its images look like: a text tower, sizes of batches, cache keys."""
-
-    automatic: ClassVar[Mapping[str, tuple[int, int]]] = {"images": (32, 256), "texts": (1024, 65_536)}
-    """Texts are counted in tokens."""
     wide = r"(.*\.)?(ln_\w+|bn\d|downsample\.1|\w+_embedding|logit_scale)(\..*)?"  # norms and embeddings
-    depends_on: ClassVar[tuple[str, ...]] = ("architecture", "activation", "preprocessing")
     Conversion: ClassVar[type[Conversion]] = ClipConversion
     Settings: ClassVar[Any] = ClipSettings
 
@@ -214,14 +180,8 @@ class ClipTowers(CheckedModel):
         )
         return tower
 
-    def prepare(self) -> None:
-        self.preprocessing = Preprocessing(**self.config["preprocessing"])
-        self.dimension: int = self.config["architecture"]["embed_dim"]
-        self.tokenizer = self.tokenizer_of(self.config)
-        self.triton = self.device.type != "cpu" and usable_kernels(self.device, DTYPES[self.dtype])
-
     @classmethod
-    def tokenizer_of(cls, config: dict[str, Any]) -> ClipTokenizer:
+    def tokenizer_of(cls, config: dict[str, Any]) -> TextTokenizer:
         """The tokenizer of a config, without tensors."""
         return ClipTokenizer(read(cls.Settings, config, "").architecture.text.context_length)
 
@@ -247,164 +207,24 @@ class ClipTowers(CheckedModel):
             f"{shape['embed_dim']} dimensions; {config['activation']}"
         )
 
-    def encode_texts(
-        self, texts: Sequence[str], *, cache: FeatureCache = SHARED, batch_size: int | None = None
-    ) -> TextFeatures:
-        """Features of texts, in order, equal ones encoded once. A prompt is part of the text. Memory grows
-        with the number of distinct texts: pass some 65,536 at a time."""
-        arrays, tokens = self._encoded(texts, "text", cache, batch_size)
-        features = np.array(arrays, dtype=np.float32).reshape(-1, self.dimension)
-        return TextFeatures(features, tokens.truncated)
+    @property
+    def text_blocks(self) -> Sequence[Any]:
+        blocks: Sequence[Any] = self.model.transformer.resblocks
+        return blocks
 
-    def encode_tokens(
-        self, texts: Sequence[str], *, cache: FeatureCache = SHARED, batch_size: int | None = None
-    ) -> TokenFeatures:
-        """Features of every token of texts, from the start to the end token, in the space of images: the
-        final norm and the projection are applied to each. Otherwise as `encode_texts`, whose feature of a
-        text is the last row here."""
-        arrays, tokens = self._encoded(texts, "tokens", cache, batch_size)
-        return TokenFeatures(arrays, tokens.ids, tokens.truncated)
-
-    def _encoded(
-        self, texts: Sequence[str], kind: str, cache: FeatureCache, batch_size: int | None
-    ) -> tuple[list[Floats], Tokens]:
-        found, size = self.tokenizer.encode(texts), self.batch("texts", batch_size)
-        # Nothing after the first end token can reach it.
-        tokens = Tokens([row[: row.index(self.tokenizer.end) + 1] for row in found.ids], found.truncated)
-        distinct, every, shared = Distinct(tokens.ids, partial(self.key, kind), cache), kind == "tokens", 0
-        sequences = distinct.missing
-        if len(sequences) > 1:
-            # The ids that all begin with run once in a batch. In lexicographic order all lie between two.
-            first, last, longest = min(sequences), max(sequences), min(map(len, sequences)) - 1
-            shared = next((i for i in range(longest) if first[i] != last[i]), longest)
-        costs = [1 if batch_size else len(row) - shared for row in sequences]
-        forward = partial(self._forward_texts, shared=shared, every=every)
-        # Nothing waits for a batch before the last one is launched.
-        for part, features in list(size.run(sequences, forward, cost=costs, after=to_host)):
-            rows: Floats = features.values()
-            if every:
-                ends = np.cumsum([len(row) - shared for row in sequences[part]])
-                own = np.split(rows[shared:], ends[:-1])
-                distinct.add(part, [np.concatenate([rows[:shared], each]) for each in own])
-            else:
-                distinct.add(part, rows)
-        return distinct.arrays(), tokens
-
-    @exact
-    def _forward_texts(self, sequences: list[Ids], shared: int, every: bool) -> Tensor:
-        """(texts, d) of the last token of each; with `every` (rows, d), the shared tokens' at the front."""
+    def embed_tokens(self, ids: Tensor, positions: Tensor) -> Tensor:
         model, dtype = self.model, DTYPES[self.dtype]
-        lengths = [len(row) - shared for row in sequences]
-        ids = list(chain(sequences[0][:shared], *(row[shared:] for row in sequences)))
-        places = ranges(np.array([0, *(shared for _ in lengths)]), np.array([shared, *lengths]))
-        ids_there, places_there = indices_on_device(self.device, ids, places)
-        x = model.token_embedding(ids_there).to(dtype) + model.positional_embedding[places_there].to(dtype)
-        blocks = model.transformer.resblocks
-        attention = Causal(lengths, shared, blocks[0].attn.num_heads, self.triton, x)
-        x = run_packed(blocks, x, attention, self.triton, None if every else attention.ends)
-        return torch.matmul(model.ln_final(x), model.text_projection)
+        return model.token_embedding(ids).to(dtype) + model.positional_embedding[positions].to(dtype)
 
-    def normalised(self, pixels: Tensor) -> Tensor:
-        """Pixels in [0, 1], (n, 3, s, s), less the mean and divided by the deviation of the preprocessing."""
-        return normalised(pixels, self.preprocessing.mean, self.preprocessing.std)
+    def project_texts(self, states: Tensor) -> Tensor:
+        features: Tensor = torch.matmul(self.model.ln_final(states), self.model.text_projection)
+        return features
 
 
 class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
-    """CLIP, with a ViT or a ResNet as its image tower. Arguments are those of `CheckedModel`.
-
-    Texts run at their real length, equal ones once (exact, since attention is causal); equal images
-    run once; every feature goes through a `FeatureCache`. In float32 a feature does not depend on what
-    else is in the batch, up to rounding; bfloat16 and float16 take half the memory for weights and states.
-    """
+    """CLIP, with a ViT or a ResNet as its image tower. Arguments are those of `CheckedModel`."""
 
     kind = "clip"
-
-    def encode_images(
-        self,
-        images: Iterable[InputImage],
-        *,
-        cache: FeatureCache = SHARED,
-        batch_size: int | None = None,
-        decoders: int | None = None,
-    ) -> Iterator[ImageFeatures]:
-        """Features of any number of images, in order, some at a time.
-
-        Images are read and decoded by threads ahead of the encoder, or by so many processes as `decoders`.
-        One that cannot be read gives a row of NaN and the reason.
-        """
-        own = self.preprocessing
-
-        def decoded(images: Sequence[InputImage]) -> list[Pixels | None]:
-            sources = [each.source for each in images]
-            return shared_decoders(decoders or 1).pixels(sources, own.image_size, own.method)
-
-        encoding = Encoding(
-            size=self.batch("images", batch_size),
-            keys=lambda content, _: (self.key("image", content.encode()),),
-            prepare=own.pixels,
-            forward=self.run_images,
-            elsewhere=None if decoders is None else decoded,
-        )
-        parts = encode_stream(zip(images, repeat(None)), encoding, cache)
-        return map(partial(ImageFeatures.of, shape=(self.dimension,)), parts)
-
-    def encode_videos(
-        self,
-        videos: Iterable[InputFrames],
-        *,
-        sampling: Sampling = EVERY,
-        cache: FeatureCache = SHARED,
-        batch_size: int | None = None,
-    ) -> Iterator[VideoFeatures]:
-        """Features of the frames of any number of videos, in order, some videos at a time.
-
-        A frame is encoded as `encode_images` encodes an image. Frames are decoded by threads ahead of the
-        encoder; frames of several videos share a batch, and of a long one a few batches are in memory. Equal
-        videos are encoded once. One that cannot be read gives no rows and the reason; of one whose end is
-        damaged the frames before it are used, and `incomplete` says so. `batch_size`: frames per pass.
-        """
-        size = self.batch("images", batch_size)
-
-        def units(item: Item, video: Any, prepared: Any, missing: Sequence[str]) -> Units:
-            reading: Reading = video.read(item[0].where, sampling)
-            used: list[int] = []
-
-            def frames() -> Iterator[Pixels]:
-                for index, image in reading:
-                    used.append(index)
-                    with preparing(item[0], image):
-                        taken = self.preprocessing.pixels(image)
-                    yield taken
-
-            def join(values: list[Any]) -> dict[str, Feature]:
-                row_of = {index: row for row, index in enumerate(used)}
-                features = np.stack([values[row_of[index]] for index in reading.indices])
-                why = np.frombuffer((reading.incomplete or "").encode(), dtype=np.uint8)
-                return {missing[0]: (features, why)}
-
-            return Units(chunks(frames(), size.size), join)
-
-        encoding = Encoding(
-            size=size,
-            keys=lambda content, _: (self.key("video", f"{content} {sampling}".encode()),),
-            prepare=lambda video: video,
-            forward=self.run_images,
-            units=units,
-            ahead=_VIDEOS_AHEAD,
-        )
-        nothing = np.empty((0, self.dimension), dtype=np.float32), np.empty(0, dtype=np.uint8)
-        for part in encode_stream(zip(videos, repeat(None)), encoding, cache):
-            found = [item.arrays[item.keys[0]] if item.arrays else nothing for item in part]
-            yield VideoFeatures(
-                features=[features for features, _ in found],
-                keys=[item.content for item in part],
-                errors=[item.error for item in part],
-                incomplete=[why.tobytes().decode() or None for _, why in found],
-            )
-
-    def preprocess(self, image: Image.Image) -> Floats:
-        """(3, image_size, image_size) float32 pixels of a PIL image, as the image tower sees them."""
-        return on_host(self.normalised(torch.from_numpy(self.preprocessing.pixels(image)).float() / 255))
 
     @exact
     def run_images(self, pixels: Sequence[Pixels]) -> Tensor:
@@ -424,11 +244,6 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
             return run_vision(visual, visual.conv1(x).flatten(2).mT, False)
         features: Tensor = visual(x)
         return features
-
-    def canary(self) -> Floats:
-        """(2, 3) cosines of two drawn images and three captions: what any change of the weights moves."""
-        images = on_host(self.run_images([self.preprocessing.pixels(image) for image in canary_images()]))
-        return cosines(images, self.encode_texts(TEXTS, cache=FeatureCache(0)).features)
 
 
 @dataclass(frozen=True)
@@ -494,18 +309,18 @@ class OpenClipEncoder(ClipEncoder, tags=["image-captioning", "clip"]):
         self.model.visual.to(self.device, DTYPES[self.dtype])  # with those buffers
 
 
-def context_length(weights: str | os.PathLike[str], *, tiny: str) -> int | None:
-    """The context length of weights by their config alone; None where it shows only when they are opened."""
+def known_tokenizer(weights: str | os.PathLike[str], *, tiny: str) -> ClipTokenizer | None:
+    """The tokenizer of weights by their config alone; None where it shows only when they are opened."""
     name = os.fspath(weights)
     entry = entry_of(name.partition("@")[0]) or entry_named(name)
     if entry is not None and not Path(name).is_dir():
-        return entry.context_length
+        return ClipTokenizer(entry.context_length) if entry.network == ClipEncoder.kind else None
     folder = TINY / tiny if name == "tiny" else expanded_path(name)
     for file in (OPEN_CLIP_CONFIG, CONFIG):
         try:
             config = json.loads((folder / file).read_text(encoding="utf-8"))
             text = config["architecture"]["text"] if file == CONFIG else config["model_cfg"]["text_cfg"]
-            return read(_TextSizes, text).context_length
+            return ClipTokenizer(read(_TextSizes, text).context_length)
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # whatever is wrong with it shows when the weights are opened
+            continue  # an error in the config is reported when the weights are opened
     return None

@@ -29,6 +29,7 @@ from torchvision.ops import FeaturePyramidNetwork, FrozenBatchNorm2d, RoIPool, c
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from capeval_core.encoders.detector import BoxEncoder
+from capeval_core.encoders.detector_conversion import FasterRcnnConversion, X152Conversion
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.models.config import Closed, Count, Deviations, Layers, Means, Share, Width, read
 from capeval_core.models.device import exact, on_device, on_host
@@ -36,7 +37,6 @@ from capeval_core.models.model import canary_images
 from capeval_core.ragged import Floats, Integers
 from capeval_core.regions.features import Selection, boxes_kept
 from capeval_core.regions.suppression import Suppression, class_confidences, clipped, enough_boxes
-from capeval_core.weights.detectors import FasterRcnnConversion, X152Conversion
 
 _LONGEST_STEP = math.log(1000 / 16)  # bound of the logarithm by which a box may grow
 

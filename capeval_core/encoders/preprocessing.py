@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from capeval_core.inputs.images import square_pixels
+from capeval_core.inputs.images import Resize, square_pixels
 from capeval_core.models.config import Closed, Deviations, Means, Side
 from capeval_core.models.device import on_device
 from capeval_core.weights.catalogue import CLIP_MEAN, CLIP_STD
@@ -32,18 +32,28 @@ MaskTransform = Literal["square_crop", "released", "released_no_antialias"]
 
 @dataclass(frozen=True)
 class Preprocessing(Closed):
-    """How an image becomes a tensor: resize of the shorter side, centre crop, RGB, scaling. The image is
-    resized in its own mode and converted to RGB only afterwards, so palettes are resized by nearest neighbour
-    and alpha is premultiplied, then dropped; EXIF orientation is ignored."""
+    """How an image becomes a tensor: resize, RGB, scaling. The image is resized in its own mode and converted
+    to RGB only afterwards, so palettes are resized by nearest neighbour and alpha is premultiplied, then
+    dropped; EXIF orientation is ignored.
+
+    resize: how it becomes a square. "shortest": its shorter side is resized, then its centre cut out;
+    "squash": both sides are resized.
+    """
 
     image_size: Side
     mean: Means = CLIP_MEAN
     std: Deviations = CLIP_STD
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    resize: Resize = "shortest"
 
     def pixels(self, image: Image.Image) -> NDArray[np.uint8]:
         """(3, image_size, image_size) uint8, before scaling."""
-        return square_pixels(image, self.image_size, self.method)
+        return square_pixels(image, *self.square)
+
+    @property
+    def square(self) -> tuple[int, Image.Resampling, Resize]:
+        """The arguments of `square_pixels`, which can be sent to another process."""
+        return self.image_size, self.method, self.resize
 
     @property
     def method(self) -> Image.Resampling:

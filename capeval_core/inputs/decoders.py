@@ -28,6 +28,7 @@ from capeval_core.errors import InputError, Problem, warn
 from capeval_core.inputs.images import (
     File,
     ImageError,
+    Resize,
     Source,
     Upright,
     image_source,
@@ -37,6 +38,8 @@ from capeval_core.inputs.images import (
 from capeval_core.inputs.videos import video_source
 from capeval_core.limits import LIMITS
 
+Square = tuple[int, Image.Resampling, Resize]
+"""The arguments of `square_pixels` behind the image."""
 _Process = subprocess.Popen[bytes]
 _Request = tuple[str, bytes | None, bool]
 """The path and the bytes of a file of an image, and whether it is turned upright."""
@@ -56,11 +59,9 @@ class Decoders:
             self._idle.put(None)  # not started
         self._owner = os.getpid()
 
-    def pixels(
-        self, sources: Sequence[Source[Any]], size: int, method: Image.Resampling
-    ) -> list[NDArray[np.uint8] | None]:
+    def pixels(self, sources: Sequence[Source[Any]], square: Square) -> list[NDArray[np.uint8] | None]:
         """The result of `square_pixels` for each image, whose traits are known then; None: not decoded."""
-        return self._ask(sources, (size, method))
+        return self._ask(sources, square)
 
     def unsound(self, sources: Sequence[Source[Any]]) -> list[Source[Any]]:
         """The images that were not found to be sound; keys and traits of the others are known then."""
@@ -72,7 +73,7 @@ class Decoders:
                 source._key = key
         return unsound
 
-    def _ask(self, sources: Sequence[Source[Any]], square: tuple[int, Image.Resampling] | None) -> list[Any]:
+    def _ask(self, sources: Sequence[Source[Any]], square: Square | None) -> list[Any]:
         """The key, or the pixels, of each image that is a file; None where there is no answer."""
         answers: list[Any] = [None] * len(sources)
         files: dict[int, File] = {}
@@ -167,7 +168,7 @@ def main() -> None:
                 answers.flush()
 
 
-def _answer(request: _Request, square: tuple[int, Image.Resampling] | None) -> Any:
+def _answer(request: _Request, square: Square | None) -> Any:
     """The key, or the pixels, of an image, with its traits; None where it cannot be decoded."""
     path, data, upright = request
     file = File(path, data)

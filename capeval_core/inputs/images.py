@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
-from typing import IO, Any, ClassVar, Generic, Self, TypeVar
+from typing import IO, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,8 @@ _MAX_ASPECT_RATIO = (
 _BOMB = "scale it down, or raise Pillow's limit, PIL.Image.MAX_IMAGE_PIXELS, if you trust the image"
 LONGEST_FILE = 2**30  # bytes; what is longer is a video or a disk image, and would be read into memory
 BYTES = (bytes, bytearray, memoryview)
+Resize = Literal["shortest", "squash"]
+"""How an image becomes a square; see `square_pixels`."""
 _digest = partial(hashlib.blake2b, digest_size=16)
 _ROUNDING = 1e-5  # how far beyond [0, 1] float arithmetic may carry a pixel
 TURNED = "turned"
@@ -681,10 +683,18 @@ def resized(
     return high if (top, bottom) == (0, high.height) else high.crop((0, top, right - left, bottom))
 
 
-def square_pixels(image: Image.Image, size: int, method: Image.Resampling) -> NDArray[np.uint8]:
-    """(3, size, size) uint8 of the central square in RGB, the shorter side resized to `size`."""
+def square_pixels(
+    image: Image.Image, size: int, method: Image.Resampling, resize: Resize = "shortest"
+) -> NDArray[np.uint8]:
+    """(3, size, size) uint8 in RGB. resize: "shortest", the shorter side, of which the central square is cut
+    out; "squash", both sides, whatever the image's shape."""
     width, height = image.size
-    sides = (size, int(size * height / width)) if width <= height else (int(size * width / height), size)
+    if resize == "squash":
+        sides = (size, size)
+    elif width <= height:
+        sides = (size, int(size * height / width))
+    else:
+        sides = (int(size * width / height), size)
     left, top = (round((side - size) / 2.0) for side in sides)
     cropped = resized(image, sides, method, (left, top, left + size, top + size)).convert("RGB")
     return np.ascontiguousarray(np.asarray(cropped).transpose(2, 0, 1))

@@ -26,7 +26,7 @@ from capeval_core.kept import whole_folder
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.config import read
 from capeval_core.models.device import DTYPES, resolve_device, warn_of_slow
-from capeval_core.weights.catalogue import CONVERTED_AS, TINY_OF, entry_of
+from capeval_core.weights.catalogue import entry_of
 from capeval_core.weights.conversion import Conversion, Release, tensor_problems
 from capeval_core.weights.folder import (
     CONFIG,
@@ -39,6 +39,7 @@ from capeval_core.weights.folder import (
     naming_weights,
     open_weights,
 )
+from capeval_core.weights.networks import NETWORKS
 
 T = TypeVar("T")
 
@@ -166,7 +167,8 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         """The encoder of a Hub repository (`org/name[@revision]`), a folder, or `"tiny"`; see `open`."""
         # The mixin's own would ask the Hub for a repository called tiny, and knows no `@revision`.
         name = f"{fspath(weights)}@{revision}" if revision else weights
-        folder = open_weights(name, metric=CONVERTED_AS[cls.kind], tiny=TINY_OF.get(cls.kind, cls.kind))
+        facts = NETWORKS[cls.kind]
+        folder = open_weights(name, metric=facts.converted_as, tiny=facts.tiny or cls.kind)
         return cls.open(folder, device=device, dtype=dtype)
 
     @classmethod

@@ -29,8 +29,8 @@ from capeval_core.models.model import CheckedModel, OpenedLater, canary_images, 
 from capeval_core.regions import rle
 from capeval_core.regions.boxes import BoxSource
 from capeval_core.regions.regions import Regions, RegionSource
+from capeval_core.regions.sam_conversion import COPY, GAUSSIAN, MEAN, STD, SamConversion
 from capeval_core.weights.folder import WeightsError, WeightsFolder
-from capeval_core.weights.sam import COPY, GAUSSIAN, MEAN, STD, SamConversion
 
 SEGMENTER = "Zigeng/SlimSAM-uniform-77"
 """SAM pruned to a tenth of ViT-B, 39 MB, Apache 2.0; the paper's MobileSAMv2 must be converted first."""

@@ -27,7 +27,7 @@ from capeval_core.regions.features import (
     refuse_unusable,
 )
 from capeval_core.registry import network_of
-from capeval_core.weights.catalogue import FASTER_RCNN, TINY_OF, WeightsEntry
+from capeval_core.weights.catalogue import FASTER_RCNN, WeightsEntry
 from capeval_core.weights.folder import CONFIG, WeightsError, open_unless_on_the_hub
 
 _SUFFIXES = (".npz", ".tsv", ".mdb", ".lmdb")
@@ -215,13 +215,13 @@ def box_source_opener(spec: Any) -> Callable[..., BoxSource]:
         return lambda selection, **settings: BoxSource(label, "boxes", selection)
     if listed_entry(spec) is None:
         with naming({"weights": "regions"}):
-            open_unless_on_the_hub(os.fspath(spec), metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
+            open_unless_on_the_hub(os.fspath(spec), metric=FASTER_RCNN, tiny="scene-regions")
     return partial(_open, os.fspath(spec))
 
 
 def _open(name: str, *, selection: Selection | None, device: str | None, dtype: str) -> BoxSource:
     with naming({"weights": "regions"}):
-        folder = open_listed(name, metric=FASTER_RCNN, tiny=TINY_OF["scene_regions"])
+        folder = open_listed(name, metric=FASTER_RCNN, tiny="scene-regions")
     network: Any = network_of(folder)
     if not hasattr(network, "encode_boxes"):
         problem = f"is weights of {network.kind!r}, which finds no boxes"

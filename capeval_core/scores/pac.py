@@ -94,6 +94,7 @@ class ClipCosine(CaptionMetric):
     """A metric on the cosine of a caption behind a prompt and an image; `aggregate` makes the score of it."""
 
     languages = ("English",)
+    any_dual_encoder = True
     ROW = row_schema(
         COVERAGE, column("cosine", pa.float32(), "cosine of caption and image, null where the image failed")
     )
@@ -104,12 +105,12 @@ class ClipCosine(CaptionMetric):
     def check_options(cls, options: Any) -> None:
         super().check_options(options)
         if options.prompt is not None and cls.default_weights and cls.tiny:
-            from capeval_core.encoders.clip import context_length
-            from capeval_core.encoders.tokenizers import ClipTokenizer
+            from capeval_core.encoders.clip import known_tokenizer
 
-            length = context_length(options.weights or cls.default_weights.repository, tiny=cls.tiny)
-            if length is not None:
-                _check_prompt(options.prompt, ClipTokenizer(length))
+            weights = options.weights or cls.default_weights.repository
+            tokenizer = known_tokenizer(weights, tiny=cls.tiny)
+            if tokenizer is not None:
+                _check_prompt(options.prompt, tokenizer)
 
     @classmethod
     def check_input(cls, options: Any, *inputs: Any, **settings: Any) -> Samples:

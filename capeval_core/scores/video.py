@@ -145,6 +145,7 @@ class VideoPacS(CaptionMetric):
     variant = "video"
     media = ("video",)
     languages = ("English",)
+    any_dual_encoder = True
     plots = True
     corpus_texts = "captions"
     statistics = TokenIdf

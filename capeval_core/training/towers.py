@@ -16,12 +16,12 @@ from torch.nn import functional
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.clip import Clip, ClipEncoder, VisionTransformer
+from capeval_core.encoders.clip_conversion import ALPHA, low_rank_update
 from capeval_core.encoders.engine import Encoding, encode_stream
 from capeval_core.encoders.tokenizers import Ids
 from capeval_core.errors import Problems, wrong_option
 from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.training.stored import StoredArrays
-from capeval_core.weights.clip import ALPHA, low_rank_update
 
 Numbers = NDArray[np.int64]
 SCALE = "logit_scale"  # the tensor of weights that holds log(1 / temperature)

@@ -24,8 +24,6 @@ FASTER_RCNN = "faster-rcnn"
 X152 = "x152"
 
 _FILE = tomllib.loads(Path(__file__).with_name("catalogue.toml").read_text(encoding="utf-8"))
-CONVERTED_AS: Mapping[str, str] = _FILE["converted_as"]
-TINY_OF: Mapping[str, str] = _FILE["tiny"]
 _RESTRICTIONS: Mapping[str, str] = {name.lower(): words for name, words in _FILE["licences"].items()}
 
 

@@ -1,10 +1,9 @@
-"""From an original checkpoint to config and tensors of a weights folder; names are in `releases.toml`."""
+"""From an original checkpoint to config and tensors of a weights folder; names are in `networks.toml`."""
 
 from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,11 +18,11 @@ from capeval_core.options import Settings, option
 from capeval_core.weights.catalogue import CLIP_MEAN, CLIP_STD, LICENCE_NOT_STATED, WEIGHTS
 from capeval_core.weights.checkpoint import name_some, read_checkpoint
 from capeval_core.weights.folder import read_words, sha256_of
+from capeval_core.weights.networks import NETWORKS
 
 Tensors = dict[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
 Empty = Callable[[dict[str, Any]], nn.Module]  # the encoder's model of a config, on torch's meta device
-_RELEASES = tomllib.loads(Path(__file__).with_name("releases.toml").read_text(encoding="utf-8"))
 _ATTENTION = re.compile(r"(.*\.self_attn\.)([qkv])_proj\.(weight|bias)")
 _ENDINGS = re.compile(r"(\.(fp16|pt|pth|bin|safetensors|index|json))+$")
 
@@ -44,7 +43,7 @@ class Conversion(Settings):
     """A conversion; its settings are flags of `capeval convert`, and every step appends to `notes`."""
 
     encoder: ClassVar[str]  # what `encoder` in config.json calls the network
-    facts: ClassVar[dict[str, Any]]  # what `releases.toml` says of it
+    facts: ClassVar[Mapping[str, Any]]  # what `networks.toml` says of its release
     keeps_type: ClassVar[bool] = False
     """Whether tensors stay in the type in which they are released, not in float32."""
 
@@ -55,7 +54,8 @@ class Conversion(Settings):
     licence: str | None = option(None, "as its authors state it; None: as in the catalogue")
 
     def __init_subclass__(cls) -> None:
-        cls.facts = _RELEASES.get(getattr(cls, "encoder", ""), {})
+        encoder = getattr(cls, "encoder", None)
+        cls.facts = NETWORKS[encoder].release if encoder else {}
 
     def read(self, path: Path, empty: Empty) -> Release:
         """The checkpoint at `path`, by these settings, with exactly the tensors of the model of `empty`."""
@@ -127,7 +127,7 @@ class Conversion(Settings):
         return tensors
 
     def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-        """The config by `releases.toml`, its sizes read off the shapes of tensors."""
+        """The config by `networks.toml`, its sizes read off the shapes of tensors."""
         config: dict[str, Any] = filled(self.facts.get("config", {}), shapes, self.settings(notes))
         for name, (part, head_width) in self.facts.get("heads", {}).items():
             sizes = config["architecture"][part] if part else config["architecture"]
@@ -216,7 +216,7 @@ def joined(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def filled(value: Any, shapes: Shapes, settings: Mapping[str, Any] = {}) -> Any:
-    """A part of a config of `releases.toml`, with sizes and settings in their places."""
+    """A part of a config of `networks.toml`, with sizes and settings in their places."""
     if isinstance(value, dict):
         return {key: filled(part, shapes, settings) for key, part in value.items()}
     if isinstance(value, list):

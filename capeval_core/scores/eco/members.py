@@ -151,7 +151,7 @@ def member_names(members: str | Sequence[str] | None, *, tiny: bool) -> list[str
 
 def open_member(eco: Eco, name: str) -> Member:
     """The member of a name, a Hub id or a folder, without its tensors."""
-    from capeval_core.encoders.clip import ClipTowers
+    from capeval_core.encoders.dual import DualEncoder
 
     metric = "eco"
     tiny = ""
@@ -167,7 +167,7 @@ def open_member(eco: Eco, name: str) -> Member:
     if weights == name:  # a folder or a Hub id: its name has to fit into signatures and paths
         name = re.sub(r"[^\w.-]+", "-", folder.name.rpartition("/")[2]).lower()
     encoder = network_of(folder)
-    if encoder.kind != "blip2" and not issubclass(encoder, ClipTowers):
+    if encoder.kind != "blip2" and not issubclass(encoder, DualEncoder):
         problem = f"weights {folder.name!r} are of encoder {encoder.kind!r}, expected a CLIP or BLIP-2"
         raise WeightsError(problem)
     return (Matcher if encoder.kind == "blip2" else Member)(eco, name, folder, encoder.kind)

@@ -1,4 +1,4 @@
-"""The two Faster R-CNNs whose boxes metrics were trained on; names and settings are in `releases.toml`.
+"""The two Faster R-CNNs whose boxes metrics were trained on; names and settings are in `networks.toml`.
 
 Bottom-up attention's is of LXMERT's PyTorch release, `unc-nlp/frcnn-vg-finetuned`: 1600 classes and 400
 attributes of Visual Genome on ResNet-101. 12-in-1's ResNeXt-152-32x8d FPN is of Lu et al., CVPR 2020,

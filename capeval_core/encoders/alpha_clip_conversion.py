@@ -11,11 +11,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from capeval_core.encoders.clip_conversion import (
+    Activation,
+    ClipConversion,
+    read_architecture,
+    translate_open_clip,
+)
 from capeval_core.errors import InputError, Problem, expanded_path, naming, setting, wrong_option
 from capeval_core.options import option
 from capeval_core.weights.catalogue import MASK_MEAN, MASK_STD
 from capeval_core.weights.checkpoint import read_checkpoint
-from capeval_core.weights.clip import Activation, ClipConversion, read_architecture, translate_open_clip
 from capeval_core.weights.conversion import (
     Conversion,
     Empty,
@@ -26,6 +31,7 @@ from capeval_core.weights.conversion import (
     shapes_of,
 )
 from capeval_core.weights.folder import OPEN_CLIP_TENSORS, open_weights
+from capeval_core.weights.networks import NETWORKS
 
 _KERNEL, _CLIP_KERNEL = "conv1_alpha.weight", "visual.conv1.weight"
 
@@ -125,7 +131,7 @@ class AlphaClipConversion(Conversion):
 
     def _base_folder(self, name: str) -> tuple[str, Release]:
         with naming({"weights": "base"}):
-            folder = open_weights(name, metric="clips", tiny="pacs")
+            folder = open_weights(name, metric=self.facts["base_of"], tiny=str(NETWORKS["clip"].tiny))
         config = folder.config
         if folder.tensor_file.name == OPEN_CLIP_TENSORS:
             config = translate_open_clip(config)
