@@ -10,10 +10,10 @@ import torch
 
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.blip2 import Blip2Encoder, Matches
+from capeval_core.encoders.blip2_conversion import empty_model
 from capeval_core.inputs.images import InputImage
 from capeval_core.matching.cosine import best_query_cosine
 from capeval_core.models.device import DTYPES
-from capeval_core.encoders.blip2_conversion import empty_model
 from capeval_core.weights.conversion import clip_preprocessing
 
 VISION: dict[str, Any] = {

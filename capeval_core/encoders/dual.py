@@ -66,9 +66,8 @@ class VideoFeatures:
 class DualEncoder(CheckedModel):
     """Images and texts in one space, each encoded without the other.
 
-    Texts run at their real length, equal ones once; equal images run once; every feature goes through a
-    `FeatureCache`. In float32 a feature does not depend on what else is in the batch, up to rounding; bfloat16
-    and float16 take half the memory for weights and states.
+    Equal texts and equal images run once; every feature goes through a `FeatureCache`. In float32 a feature
+    does not depend on what else is in the batch, up to rounding; bfloat16 and float16 take half the memory.
 
     A subclass has `Settings` with `architecture.embed_dim` and `preprocessing`, builds a tokenizer, and
     implements `embed_tokens`, `text_blocks`, `project_texts` and `run_images`.

@@ -28,7 +28,6 @@ from tests.support.networks import (
     KINDS,
     MASKS,
     TEXTS,
-    TOWERS,
     arrays,
     distance,
     folder,
@@ -44,17 +43,6 @@ EVERY = pytest.mark.parametrize("kind", KINDS)
 STREAMS = pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "sam"])
 CHOOSE = ("faster_rcnn", "x152", "sam")  # which of nearly equal boxes or masks are kept is rounding
 NARROW = {"bfloat16": 0.06, "float16": 0.01}
-ONLY_SETTINGS = {
-    "clip": [("activation", "gelu"), ("preprocessing.mean", [0, 0, 0]), ("architecture.text.heads", 1)],
-    "eva_clip": [("architecture.vision.norm", "pre"), ("architecture.vision.head_width", 24)],
-    "alpha_clip": [("mask", {"mean": 0.0, "std": 0.26}), ("preprocessing.std", [0.1, 1, 1])],
-    "blip2": [("architecture.vision.num_attention_heads", 8), ("preprocessing.mean", [0, 0, 0])],
-    "uniter": [("architecture.num_attention_heads", 2), ("lowercase", False)],
-    "vilbert": [("task", 3), ("architecture.text.num_attention_heads", 2)],
-    "faster_rcnn": [("preprocessing.mean", [122.7717, 115.9465, 102.9801])],
-    "x152": [("preprocessing.mean", [122.7717, 115.9465, 102.9801])],
-}
-"""Settings that tensors do not show, which the canary sees."""
 UNREAD = {
     "uniter": ("matching_head",),
     "vilbert": ("text_layers.3", "visual_layers.2", "co_layers.1.visual", "co_layers.1.text.value"),
@@ -271,7 +259,8 @@ def test_the_canary_sees_a_change_of_any_tensor(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "key", "value"), [(kind, *each) for kind, settings in ONLY_SETTINGS.items() for each in settings]
+    ("kind", "key", "value"),
+    [(kind, *item) for kind in KINDS for item in seams.hidden_settings(kind).items()],
 )
 def test_the_canary_sees_settings_that_tensors_do_not_show(
     kind: str, key: str, value: Any, tmp_path: Path
@@ -373,10 +362,6 @@ def test_what_a_type_cannot_hold_is_refused(dtype: torch.dtype, tmp_path: Path) 
 # ---- configs
 
 
-def test_all_networks_are_here() -> None:
-    assert set(KINDS) == set(seams.KINDS)
-
-
 @pytest.mark.parametrize(
     ("kind", "key", "value"),
     [
@@ -458,7 +443,7 @@ def test_other_colour_modes_are_converted(kind: str, mode: str) -> None:
     assert found["error"] is None and all(np.isfinite(array).all() for array in arrays(found).values())
 
 
-@pytest.mark.parametrize("kind", TOWERS)
+@EVERY
 def test_building_it_leaves_the_users_random_numbers_alone(kind: str) -> None:
     torch.manual_seed(0)
     expected = torch.rand(3)

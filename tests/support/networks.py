@@ -18,10 +18,9 @@ from tests.support import seams, seeded
 Floats = NDArray[np.float32]
 Arrays = dict[str, Floats]
 TEXTS = ["a dog", "two red circles on a green lawn", "a dog runs", "a cat", "", "the sea and a horse"]
-TOWERS = ("clip", "open_clip", "eva_clip")
 DETECTORS = ("faster_rcnn", "x152", "scene_regions")
 BOXES = ("uniter", "vilbert")
-KINDS = (*TOWERS, "alpha_clip", "blip2", *BOXES, *DETECTORS, "sam")
+KINDS = tuple(seams.NETWORKS)
 MASKS = np.zeros((3, 60, 80), dtype=bool)
 MASKS[0, 5:30, 10:40] = MASKS[1, 30:, :] = MASKS[2, :, 20:50] = True
 CORNERS = np.array([[5, 5, 40, 50], [20, 0, 70, 30]], dtype=np.float32)

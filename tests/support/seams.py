@@ -70,8 +70,8 @@ if not triton_problem():
     from capeval_core.encoders import cuda_kernels
 
 __all__ = [
-    "KINDS",
     "LIMITS",
+    "NETWORKS",
     "OF_FORMULAS",
     "attend",
     "best_boxes",
@@ -134,7 +134,7 @@ __all__ = [
 # networks
 
 
-KINDS = tuple(registry.NETWORKS)
+NETWORKS = registry.NETWORKS
 
 
 def network(
