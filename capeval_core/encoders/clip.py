@@ -154,6 +154,7 @@ class ClipTowers(DualEncoder):
     wide = r"(.*\.)?(ln_\w+|bn\d|downsample\.1|\w+_embedding|logit_scale)(\..*)?"  # norms and embeddings
     Conversion: ClassVar[type[Conversion]] = ClipConversion
     Settings: ClassVar[Any] = ClipSettings
+    Network: ClassVar[type[Clip]] = Clip
 
     family: ClassVar[str] = ""  # of ViTs, in descriptions
 
@@ -164,7 +165,7 @@ class ClipTowers(DualEncoder):
         sizes = read(get_type_hints(cls.Settings)["architecture"], config["architecture"])
         visual = cls.tower(config, sizes)
         with torch.device("meta"):
-            return Clip(sizes.embed_dim, visual, config["activation"], sizes.text)
+            return cls.Network(sizes.embed_dim, visual, config["activation"], sizes.text)
 
     @classmethod
     def tower(cls, config: dict[str, Any], sizes: Any) -> nn.Module:
@@ -247,7 +248,7 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
 
 
 @dataclass(frozen=True)
-class _TimmSizes(Closed):
+class TimmSizes(Closed):
     """What open_clip's configs say of a tower of timm's."""
 
     timm_model_name: Text
@@ -266,20 +267,20 @@ class _TimmSizes(Closed):
 
 
 @dataclass(frozen=True)
-class _TimmClipSizes(ClipSizes):
-    vision: _TimmSizes  # type: ignore[assignment]
+class TimmClipSizes(ClipSizes):
+    vision: TimmSizes  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
-class _OpenClipSettings(ClipSettings):
-    architecture: _TimmClipSizes
+class OpenClipSettings(ClipSettings):
+    architecture: TimmClipSizes
 
 
 class OpenClipEncoder(ClipEncoder, tags=["image-captioning", "clip"]):
     """A CLIP with an image tower of timm's, as MobileCLIP's and EVA-02's, in open_clip's format."""
 
     kind = "open_clip"
-    Settings = _OpenClipSettings
+    Settings = OpenClipSettings
     wide = rf"(?!visual\.){ClipTowers.wide}"
 
     def __init__(self, config: dict[str, Any], tensors: dict[str, Tensor], **more: Any) -> None:

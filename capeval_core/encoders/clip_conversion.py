@@ -10,11 +10,12 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
 from capeval_core.errors import InputError, Problem, setting, wrong_option
+from capeval_core.inputs.images import Resize
 from capeval_core.options import option
 from capeval_core.weights.catalogue import PROMPT
 from capeval_core.weights.conversion import (
@@ -247,19 +248,25 @@ def translate_open_clip(config: dict[str, Any]) -> dict[str, Any]:
         vision, text = model["vision_cfg"], model["text_cfg"]
         size = preprocess.get("size", vision["image_size"])
         sides = set(size) if isinstance(size, list) else {size}
-        if len(sides) != 1 or preprocess.get("resize_mode", "shortest") != "shortest":
-            raise ValueError("images of CLIP are square, resized by their shortest side")
+        resize = preprocess.get("resize_mode", "shortest")
+        if len(sides) != 1 or resize not in get_args(Resize):
+            known = " or ".join(get_args(Resize))
+            raise ValueError(f"images are {size} by {resize!r}, expected squares by {known}")
+        preprocessing = {
+            "image_size": sides.pop(),
+            "mean": preprocess["mean"],
+            "std": preprocess["std"],
+            "interpolation": preprocess.get("interpolation", "bicubic"),
+        }
+        # The usual way is left out: fingerprints of weights that were opened before stay as they are.
+        if resize != "shortest":
+            preprocessing["resize"] = resize
         return {
             "format": 1,
             "encoder": "clip",
             "architecture": {"embed_dim": model["embed_dim"], "vision": dict(vision), "text": dict(text)},
             "activation": "quick_gelu" if model.get("quick_gelu", False) else "gelu",
-            "preprocessing": {
-                "image_size": sides.pop(),
-                "mean": preprocess["mean"],
-                "std": preprocess["std"],
-                "interpolation": preprocess.get("interpolation", "bicubic"),
-            },
+            "preprocessing": preprocessing,
         }
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise WeightsError(f"{OPEN_CLIP_CONFIG} cannot be understood ({error!r})") from error

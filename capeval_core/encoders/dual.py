@@ -44,10 +44,12 @@ _VIDEOS_AHEAD = 8  # videos that are opened before their turn, each with a decod
 
 
 class TextTokenizer(Protocol):
-    """Texts as token ids; `pieces` shows ids to readers, `end` is the id that ends a text."""
+    """Texts as token ids; `pieces` shows ids to readers. end: the id that ends a text. padding: the id that
+    fills a text up to the context length, for a network that reads it."""
 
     context_length: int
     end: int
+    padding: int
 
     def encode(self, texts: Sequence[str]) -> Tokens: ...
     def pieces(self, ids: Sequence[int]) -> list[str]: ...
@@ -118,10 +120,6 @@ class DualEncoder(CheckedModel):
         """A PIL image as `run_images` takes it: uint8 (3, s, s)."""
         return self.preprocessing.pixels(image)
 
-    def padding_id(self) -> int:
-        """The token id that fills a text up, where the last of all tokens is `pooled`."""
-        raise NotImplementedError
-
     # ---- texts
 
     def encode_texts(
@@ -172,8 +170,9 @@ class DualEncoder(CheckedModel):
     def _forward_texts(self, sequences: list[Ids], prefix: int, each_token: bool) -> Tensor:
         """(texts, d) of the pooled token of each; with `each_token` (rows, d), the prefix's at the front."""
         if self.pooled == "last":
-            filled = self.tokenizer.context_length
-            sequences = [ids + (self.padding_id(),) * (filled - len(ids)) for ids in sequences]
+            length = self.tokenizer.context_length
+            padding = (self.tokenizer.padding,)
+            sequences = [ids + padding * (length - len(ids)) for ids in sequences]
         lengths = [len(ids) - prefix for ids in sequences]
         rows = list(chain(sequences[0][:prefix], *(ids[prefix:] for ids in sequences)))
         positions = ranges(np.array([0, *(prefix for _ in lengths)]), np.array([prefix, *lengths]))

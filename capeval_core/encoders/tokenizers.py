@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import html
+import string
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -24,6 +25,8 @@ PAD, UNKNOWN, START, END = "[PAD]", "[UNK]", "[CLS]", "[SEP]"
 _CLIP_START, _CLIP_END = "<|startoftext|>", "<|endoftext|>"
 _MERGES = 48_894
 """Merges that CLIP reads of open_clip's file; its vocabulary also has each byte twice and two markers."""
+_WORD_START = "\u2581"  # SentencePiece's mark of a piece that begins a word
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _WORDS = regex.compile(
     rf"{regex.escape(_CLIP_START)}|{regex.escape(_CLIP_END)}"
     r"|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
@@ -55,6 +58,8 @@ class ClipTokenizer:
     its first `context_length - 1` ids and then the end token. The markers inside a text become the special
     ids, as in the original code (open_clip spells them differently, so there a caption with `<|endoftext|>`
     gets other ids)."""
+
+    padding = 0  # by which the original code fills texts up; no state that is read depends on it
 
     def __init__(self, context_length: int = 77) -> None:
         self.context_length = context_length
@@ -164,14 +169,69 @@ class WordPiece:
         return str(self._pieces.to_str(pretty=True))
 
 
+class TokenizerFile:
+    """A tokenizer by the text of its tokenizer.json, SentencePiece's unigram among others.
+
+    end, padding: its tokens that end a text and fill it up. clean: what is done to a text before. A text that
+    is too long keeps its first `context_length - 1` ids and then the end token. ValueError: the file is not
+    one of `tokenizers`, lacks these tokens, or does not end texts by `end`.
+    """
+
+    def __init__(
+        self, content: str, context_length: int, *, end: str, padding: str, clean: Callable[[str], str] = str
+    ) -> None:
+        from tokenizers import Tokenizer
+
+        try:
+            self._tokenizer = Tokenizer.from_str(content)
+        except Exception as error:  # a plain Exception is what `tokenizers` raises
+            raise ValueError(f"the tokenizer cannot be read ({error})") from error
+        # Padding and truncation of the file are its authors'; here texts run as the network takes them.
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._clean = clean
+        self.context_length = context_length
+        self.end = self._id_of(end)
+        self.padding = self._id_of(padding)
+        if self._tokenizer.encode("").ids[-1:] != [self.end]:
+            raise ValueError(f"the tokenizer does not end texts by {end!r}")
+
+    def _id_of(self, token: str) -> int:
+        index = self._tokenizer.token_to_id(token)
+        if index is None:
+            raise ValueError(f"the tokenizer has no token {token!r}")
+        return int(index)
+
+    def encode(self, texts: Sequence[str]) -> Tokens:
+        """Ids of every text, the end token included, in order."""
+        rows = self._tokenizer.encode_batch([self._clean(text) for text in texts])
+        return Tokens.of([row.ids for row in rows], self.context_length)
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The text of each id, for readers."""
+        return [self._tokenizer.id_to_token(index).replace(_WORD_START, "") for index in ids]
+
+
+def canonical(text: str) -> str:
+    """A text repaired, without ASCII punctuation, in small letters, its white space collapsed.
+
+    >>> canonical("A dog's   life_story: 5 &amp; 6!")
+    'a dogs life story 5 6'
+    """
+    plain = _repaired(text).replace("_", " ").translate(_NO_PUNCTUATION)
+    return " ".join(plain.lower().split())
+
+
 def coverage(
     tokenizer: Any, captions: Sequence[str], truncated: Sequence[int], prompt: str = ""
 ) -> list[float]:
     """The share of each caption's words that is read whole, behind a prompt; `truncated`: as in `Tokens`."""
-    room, shares = tokenizer.context_length - len(tokenizer.encode([prompt]).ids[0]), []
+    marks, with_prompt = (len(ids) for ids in tokenizer.encode(["", prompt]).ids)
+    room = tokenizer.context_length - with_prompt
+    shares = []
     for caption, cut in zip(captions, truncated, strict=True):
         words = caption.split() if cut else []
-        lengths = [len(ids) - 2 for ids in tokenizer.encode(words).ids]  # without the marks
+        lengths = [len(ids) - marks for ids in tokenizer.encode(words).ids]
         shares.append(float(np.mean(np.cumsum(lengths) <= room)) if words else 1.0)
     return shares
 
