@@ -260,7 +260,7 @@ def test_the_canary_sees_a_change_of_any_tensor(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "key", "value"),
-    [(kind, *item) for kind in KINDS for item in seams.hidden_settings(kind).items()],
+    [(kind, *item) for kind, facts in seams.NETWORKS.items() for item in facts.hidden.items()],
 )
 def test_the_canary_sees_settings_that_tensors_do_not_show(
     kind: str, key: str, value: Any, tmp_path: Path
