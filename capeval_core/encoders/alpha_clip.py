@@ -148,8 +148,10 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         nothing = np.full((1, self.dimension), np.nan, dtype=np.float32), np.empty(0, dtype=np.int64), 0
 
         def of_image(item: Encoded) -> RegionFeatures:
-            features, kept, dropped = item.arrays[item.keys[0]] if item.arrays else nothing
-            return RegionFeatures(features[0], features[1:], kept, int(dropped), item.content, item.error)
+            features, region_indices, dropped = item.arrays[item.keys[0]] if item.arrays else nothing
+            return RegionFeatures(
+                features[0], features[1:], region_indices, int(dropped), item.content, item.error
+            )
 
         return map(of_image, chain.from_iterable(encode_stream(items, encoding, cache)))
 
@@ -168,7 +170,8 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
     @exact
     def run_rows(self, rows: Sequence[Row]) -> Tensor:
         """(n, d) features of rows, on the device; an image's patches are embedded once for all its masks."""
-        dtype, visual = DTYPES[self.dtype], self.model.visual
+        dtype = DTYPES[self.dtype]
+        visual = self.model.visual
         distinct = list({id(row.pixels): row.pixels for row in rows}.values())
         position = {id(pixels): index for index, pixels in enumerate(distinct)}
         pixels = on_device(torch.stack(distinct), self.device).to(dtype)
@@ -208,7 +211,9 @@ class _Regions:
     belongs to an image are its regions, or the source that finds them."""
 
     def __init__(self, encoder: AlphaClipEncoder, transform: MaskTransform, size: BatchSize) -> None:
-        self.encoder, self.transform, self.size = encoder, transform, size
+        self.encoder = encoder
+        self.transform = transform
+        self.size = size
         n = encoder.preprocessing.image_size
         self.full = encoder.alphas(np.ones((1, n, n), dtype=np.bool_), transform)[0]
         self._finding = threading.Lock()
@@ -224,23 +229,24 @@ class _Regions:
         return self.encoder.normalised(image_pixels(loaded, self.encoder.preprocessing, self.transform))
 
     def units(self, item: Item, loaded: Image.Image, prepared: Tensor, missing: Sequence[str]) -> Units:
-        image, regions = cast(InputImage, item[0]), item[1]
+        image = cast(InputImage, item[0])
+        regions = item[1]
         if isinstance(regions, RegionSource):
             # A source may be a network, which fills the machine alone.
             with self._finding, torch.cuda.stream(self._stream):
                 regions = regions.find(image)
         checked = fitting(regions, image, (loaded.height, loaded.width))
-        kept: list[int] = []
+        visible_indices: list[int] = []
 
         def rows() -> Iterator[list[Row]]:
             yield [Row(prepared, self.full)]
             for part in self._visible(checked, prepared):
-                kept.extend(index for index, _ in part)
+                visible_indices.extend(index for index, _ in part)
                 yield [row for _, row in part]
 
         def join(values: list[Any]) -> dict[str, Feature]:
-            dropped = np.array(len(checked) + checked.dropped - len(kept))
-            return {missing[0]: (np.stack(values), np.array(kept, dtype=np.int64), dropped)}
+            dropped = np.array(len(checked) + checked.dropped - len(visible_indices))
+            return {missing[0]: (np.stack(values), np.array(visible_indices, dtype=np.int64), dropped)}
 
         return Units(rows(), join)
 
@@ -250,7 +256,7 @@ class _Regions:
         top, left, high, wide = window_of(height, width, self.transform)
         at_once = max(1, min(_EXPANDED // (height * width), self.size.size))
         for start in range(0, len(regions), at_once):
-            shown = regions.masks(start, start + at_once)[:, top : top + high, left : left + wide]
-            visible: list[int] = np.flatnonzero(shown.any(axis=(1, 2))).tolist()
-            alphas: Any = self.encoder.alphas(shown[visible], self.transform) if visible else []
+            masks = regions.masks(start, start + at_once)[:, top : top + high, left : left + wide]
+            visible: list[int] = np.flatnonzero(masks.any(axis=(1, 2))).tolist()
+            alphas: Any = self.encoder.alphas(masks[visible], self.transform) if visible else []
             yield [(start + index, Row(pixels, alpha)) for index, alpha in zip(visible, alphas, strict=True)]

@@ -33,7 +33,8 @@ from capeval_core.weights.conversion import (
 from capeval_core.weights.folder import OPEN_CLIP_TENSORS, open_weights
 from capeval_core.weights.networks import NETWORKS
 
-_KERNEL, _CLIP_KERNEL = "conv1_alpha.weight", "visual.conv1.weight"
+_KERNEL = "conv1_alpha.weight"
+_CLIP_KERNEL = "visual.conv1.weight"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +61,10 @@ class AlphaClipConversion(Conversion):
         files = [path]
         if self.zero_mask:
             if self.base is not None:
-                found = "with zero_mask the checkpoint is the plain CLIP"
-                raise wrong_option("base", fspath(self.base), found, "pass no base")
-            name, base = path.name, self._base_file(path, empty)
+                problem = "with zero_mask the checkpoint is the plain CLIP"
+                raise wrong_option("base", fspath(self.base), problem, "pass no base")
+            name = path.name
+            base = self._base_file(path, empty)
             kernel = base.tensors[_CLIP_KERNEL]
             tensors = {**base.tensors, f"visual.{_KERNEL}": torch.zeros_like(kernel[:, :1])}
             notes.append("the mask channel is zero: masks change nothing, these are the features of CLIP")
@@ -111,14 +113,15 @@ class AlphaClipConversion(Conversion):
             raise InputError(Problem("", f"{path} holds the image tower alone", fix + hint))
         file = expanded_path(self.base)
         if file.is_file():
-            name, base = file.name, self._base_file(file, empty)
+            name = file.name
+            base = self._base_file(file, empty)
         else:
             name, base = self._base_folder(fspath(self.base))
         theirs = shapes_of(base.tensors)
-        if other := [key for key in shapes.keys() & theirs if shapes[key] != theirs[key]]:
-            found = f"{path} was not {setting('base', fspath(self.base), 'tuned from ')}"
-            more = f"{len(other)} tensors of the image towers have different shapes, as {min(other)}"
-            raise InputError(Problem("", found, more + hint))
+        if unequal := [key for key in shapes.keys() & theirs if shapes[key] != theirs[key]]:
+            problem = f"{path} was not {setting('base', fspath(self.base), 'tuned from ')}"
+            more = f"{len(unequal)} tensors of the image towers have different shapes, as {min(unequal)}"
+            raise InputError(Problem("", problem, more + hint))
         return name, base
 
     def _base_file(self, path: Path, empty: Empty) -> Release:
@@ -139,9 +142,9 @@ class AlphaClipConversion(Conversion):
             kind = f"holds weights of encoder {config.get('encoder')!r}, expected those of a CLIP"
             raise wrong_option("base", name, kind)
         heads = config["architecture"]["text"].get("heads")
-        for own, value in (("activation", config.get("activation")), ("text_heads", heads)):
-            if getattr(self, own) not in (None, value):
-                other = f"is not what {setting('base', name)} says, {value!r}"
-                raise wrong_option(own, getattr(self, own), other, "leave it out")
+        for setting_name, value in (("activation", config.get("activation")), ("text_heads", heads)):
+            if getattr(self, setting_name) not in (None, value):
+                problem = f"is not what {setting('base', name)} says, {value!r}"
+                raise wrong_option(setting_name, getattr(self, setting_name), problem, "leave it out")
         notes: list[str] = []
         return folder.name, Release(config, self.typed(folder.tensors(), notes), notes)

@@ -66,9 +66,10 @@ class _Blip2Settings(TextSettings):
     preprocessing: Preprocessing
 
     def __post_init__(self) -> None:
-        sized, taken = self.preprocessing.image_size, self.architecture.vision.image_size
-        if sized != taken:
-            raise ValueError(f"preprocessing.image_size is {sized}, but the tower takes {taken}")
+        image_size = self.preprocessing.image_size
+        tower_size = self.architecture.vision.image_size
+        if image_size != tower_size:
+            raise ValueError(f"preprocessing.image_size is {image_size}, but the tower takes {tower_size}")
 
 
 def qformer_states(
@@ -79,8 +80,10 @@ def qformer_states(
     empty. Without states there are no query tokens: (texts, 1, width), the first token of each text. A
     sequence is the query tokens, which look at states, then the text. In x the query tokens of all sequences
     stand before all texts; attention takes rows by sequences, the shortest first."""
-    sizes, device = np.array([len(ids) for ids in texts]), model.query_tokens.device
-    n, queries = len(texts), 0 if states is None else model.query_tokens.shape[1]
+    sizes = np.array([len(ids) for ids in texts])
+    device = model.query_tokens.device
+    n = len(texts)
+    queries = 0 if states is None else model.query_tokens.shape[1]
     by_length = np.argsort(sizes, kind="stable")
     begins = np.stack([np.arange(n) * queries, n * queries + starts_of(sizes)], axis=1)[by_length]
     each = np.stack([np.full(n, queries), sizes], axis=1)[by_length]
@@ -94,19 +97,21 @@ def qformer_states(
         *(order, np.argsort(order), last, np.argsort(last)),
     )
     in_order, back, read, read_back = rows
-    whole = Packing.of((sizes[by_length] + queries).tolist(), device)
-    part = Packing.of([len(last) // n] * n, device, whole.parts)
-    table, layers = model.embeddings, model.qformer.encoder.layer
+    all_rows = Packing.of((sizes[by_length] + queries).tolist(), device)
+    part = Packing.of([len(last) // n] * n, device, all_rows.parts)
+    table = model.embeddings
+    layers = model.qformer.encoder.layer
     x = table.word_embeddings(ids) + table.position_embeddings(places)
     if states is not None:
         x = torch.cat([model.query_tokens.expand(n, -1, -1).flatten(0, 1), x])
         of_images = Packing.of([count * queries for count in counts], device)
         patches = Packing.of([states.shape[1]] * len(states), device, of_images.parts)
     x = model.qformer.layernorm(x)
-    steps = [(in_order, back, whole)] * (len(layers) - 1) + [(read, read_back, part)]
-    for layer, (chosen, again, own) in zip(layers, steps, strict=True):
-        x = _attended(layer.attention, x[chosen], x[in_order], own, whole)[again]
-        asking, words = x[: n * queries], x[n * queries :]
+    steps = [(in_order, back, all_rows)] * (len(layers) - 1) + [(read, read_back, part)]
+    for layer, (read_order, as_before, packing) in zip(layers, steps, strict=True):
+        x = _attended(layer.attention, x[read_order], x[in_order], packing, all_rows)[as_before]
+        asking = x[: n * queries]
+        words = x[n * queries :]
         if states is not None:
             if layer.has_cross_attention:
                 asking = _attended(layer.crossattention, asking, states.flatten(0, 1), of_images, patches)
@@ -116,11 +121,14 @@ def qformer_states(
     return hidden
 
 
-def _attended(module: Any, rows: Tensor, context: Tensor, own: Packing, other: Packing) -> Tensor:
+def _attended(module: Any, rows: Tensor, context: Tensor, of_query: Packing, of_keys: Packing) -> Tensor:
     """Attention of packed rows to a context, with its projection, residual sum and norm."""
     part = module.attention
-    given = part.query(rows), part.key(context), part.value(context)
-    return merge(module.output, attend(*given, part.num_attention_heads, own, other), rows)
+    query = part.query(rows)
+    keys = part.key(context)
+    values = part.value(context)
+    attended = attend(query, keys, values, part.num_attention_heads, of_query, of_keys)
+    return merge(module.output, attended, rows)
 
 
 @dataclass(frozen=True)
@@ -191,20 +199,21 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
             images, captions, self._run_pairs, "match", cache, batch_size, self.image_features
         )
         for part in chunks(encoded, self.batch("images", batch_size).size):
-            texts = Distinct([ids for own in part for ids in own.extra.ids], partial(self.key, "text"), cache)
+            ids_of_part = [ids for item in part for ids in item.extra.ids]
+            texts = Distinct(ids_of_part, partial(self.key, "text"), cache)
             longest = max(map(len, texts.missing), default=0)
             size, cost = self.rows_per_batch(batch_size, longest)
-            for those, rows in size.run(texts.missing, self._text_forward, cost=cost):
-                texts.add(those, rows)
+            for text_part, rows in size.run(texts.missing, self._text_forward, cost=cost):
+                texts.add(text_part, rows)
             features = np.array(texts.arrays(), dtype=np.float32).reshape(-1, self.dimension)
             ends = np.cumsum([len(item.extra.ids) for item in part])
-            for item, own in zip(part, np.split(features, ends[:-1]), strict=True):
-                logits = np.full((len(own), 2), np.nan, dtype=np.float32)
-                if item.arrays and len(own):
+            for item, text_features in zip(part, np.split(features, ends[:-1]), strict=True):
+                logits = np.full((len(text_features), 2), np.nan, dtype=np.float32)
+                if item.arrays and len(text_features):
                     keys = (self.pair_key("match", item.content, ids) for ids in item.extra.ids)
                     logits[:] = [item.arrays[key] for key in keys]
                 queries = item.array((self.queries, self.dimension))
-                yield Matches(queries, own, logits, item.content, item.error, item.extra.truncated)
+                yield Matches(queries, text_features, logits, item.content, item.error, item.extra.truncated)
 
     def preprocess(self, image: Image.Image) -> Floats:
         """(3, n, n) float32 pixels of a PIL image, as the vision tower sees them."""
@@ -230,8 +239,8 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
     def states(self, prepared: Sequence[NDArray[np.uint8]]) -> Tensor:
         """(images, patches + 1, width) states of the vision tower, on the encoder's device."""
         pixels = self._scaled(prepared).to(DTYPES[self.dtype])
-        found: Tensor = self.model.vision_model(pixel_values=pixels).last_hidden_state
-        return found
+        features: Tensor = self.model.vision_model(pixel_values=pixels).last_hidden_state
+        return features
 
     @exact
     def image_features(self, states: Tensor) -> Tensor:

@@ -59,11 +59,11 @@ class Blip2Conversion(BertConversion):
         inside = any(name.startswith(_TOWER) for name in content)
         if self.vision is None:
             if not inside:
-                found = (
+                problem = (
                     "it holds no image tower, which was frozen and lies in a file of its own "
                     "(eva_vit_g.pth of the same release)"
                 )
-                raise InputError(Problem("", found, f"pass it as {setting('vision', 'eva_vit_g.pth')}"))
+                raise InputError(Problem("", problem, f"pass it as {setting('vision', 'eva_vit_g.pth')}"))
             return content
         if inside:
             raise ValueError("it holds its own image tower, tuned with the rest: pass no vision")
@@ -90,21 +90,23 @@ class Blip2Conversion(BertConversion):
 
     def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         config = super().config(shapes, content, notes)
-        vision, qformer = config["architecture"]["vision"], config["architecture"]["qformer"]
+        vision = config["architecture"]["vision"]
+        qformer = config["architecture"]["qformer"]
         positions = shapes["vision_model.embeddings.position_embedding"][1] - 1
         vision["image_size"] = side_of(positions, "visual_encoder.pos_embed") * vision["patch_size"]
         vision["qkv_bias"] = "vision_model.encoder.layers.0.self_attn.qkv.bias" in shapes
         looking = re.compile(r"qformer\.encoder\.layer\.(\d+)\.crossattention\.output\.dense\.weight")
         crossed = [int(layer[1]) for layer in map(looking.fullmatch, shapes) if layer]
-        every = min((layer for layer in crossed if layer), default=len(crossed) + 1)
-        qformer["cross_attention_frequency"] = every
+        frequency = min((layer for layer in crossed if layer), default=len(crossed) + 1)
+        qformer["cross_attention_frequency"] = frequency
         words = self.words(qformer["vocab_size"], notes)
         return {**config, "preprocessing": clip_preprocessing(vision["image_size"]), "vocabulary": words}
 
 
 def translate_transformers(folder: WeightsFolder) -> dict[str, Any]:
     """Our configuration of a repository in transformers' format."""
-    model_type, architectures = folder.config.get("model_type"), folder.config.get("architectures")
+    model_type = folder.config.get("model_type")
+    architectures = folder.config.get("architectures")
     if model_type != "blip-2" or architectures != ["Blip2ForImageTextRetrieval"]:
         raise WeightsError(
             f"these are weights of {model_type!r} ({architectures}), expected a Blip2ForImageTextRetrieval "
@@ -113,20 +115,20 @@ def translate_transformers(folder: WeightsFolder) -> dict[str, Any]:
     from transformers import Blip2Config
 
     try:
-        whole = Blip2Config.from_dict(folder.config).to_dict()
+        settings = Blip2Config.from_dict(folder.config).to_dict()
         architecture = {
-            "vision": {key: whole["vision_config"][key] for key in _VISION_KEYS},
-            "qformer": {key: whole["qformer_config"][key] for key in _QFORMER_KEYS},
-            "num_query_tokens": whole["num_query_tokens"],
-            "image_text_hidden_size": whole["image_text_hidden_size"],
+            "vision": {key: settings["vision_config"][key] for key in _VISION_KEYS},
+            "qformer": {key: settings["qformer_config"][key] for key in _QFORMER_KEYS},
+            "num_query_tokens": settings["num_query_tokens"],
+            "image_text_hidden_size": settings["image_text_hidden_size"],
         }
     except Exception as error:  # versions of transformers refuse in different ways
         raise WeightsError(f"config.json cannot be understood ({error})") from error
     processors = [folder.path / name for name in ("preprocessor_config.json", "processor_config.json")]
-    found = next(filter(Path.is_file, processors), None)
-    if found is None:
+    processor_file = next(filter(Path.is_file, processors), None)
+    if processor_file is None:
         raise WeightsError(f"{folder.path} has no {processors[0].name}: download the repository again")
-    processor = read_config(found)
+    processor = read_config(processor_file)
     processor = processor.get("image_processor", processor)
     if processor.get("resample", 3) != 3:
         raise WeightsError(f"images are resized by method {processor['resample']}, expected 3 (bicubic)")

@@ -52,7 +52,8 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int, mlp_ratio: float, activation: str) -> None:
         super().__init__()
-        self.ln_1, self.ln_2 = LayerNorm(width), LayerNorm(width)
+        self.ln_1 = LayerNorm(width)
+        self.ln_2 = LayerNorm(width)
         self.attn = nn.MultiheadAttention(width, heads, batch_first=True)
         hidden = int(width * mlp_ratio)
         self.mlp = nn.Sequential()
@@ -81,15 +82,19 @@ class Transformer(nn.Module):
 
 
 def run_packed(
-    blocks: Sequence[Any], x: Tensor, attention: Attention, triton: bool, chosen: Tensor | slice | None = None
+    blocks: Sequence[Any],
+    x: Tensor,
+    attention: Attention,
+    triton: bool,
+    read_rows: Tensor | slice | None = None,
 ) -> Tensor:
     """(rows, width) output of all blocks on packed rows x (rows, width), which may be overwritten. blocks:
     CLIP's, or others with the same steps under the same names. With `chosen` rows the output is theirs alone:
     of the last block, the others get keys and values only."""
     if triton:
-        return _run_by_kernels(blocks, x, attention, chosen)
+        return _run_by_kernels(blocks, x, attention, read_rows)
     for block in blocks:
-        pooled = chosen if block is blocks[-1] else None
+        pooled = read_rows if block is blocks[-1] else None
         attended = attention(*_project(block, block.ln_1(x), pooled), pooled is not None)
         x = (x if pooled is None else x[pooled]) + block.attn.out_proj(attended)
         x = x + block.mlp(block.ln_2(x))
@@ -97,7 +102,7 @@ def run_packed(
 
 
 def _run_by_kernels(
-    blocks: Sequence[Any], x: Tensor, attention: Attention, chosen: Tensor | slice | None
+    blocks: Sequence[Any], x: Tensor, attention: Attention, read_rows: Tensor | slice | None
 ) -> Tensor:
     from capeval_core.encoders import cuda_kernels
 
@@ -105,9 +110,11 @@ def _run_by_kernels(
     biases = [bias for block in blocks for bias in (block.attn.out_proj.bias, block.mlp.c_proj.bias)]
     shifts = torch.stack([torch.zeros_like(biases[0]), *biases]).float().cumsum(0)
     for depth, block in enumerate(blocks):
-        first, second, mlp = block.ln_1, block.ln_2, block.mlp
+        first = block.ln_1
+        second = block.ln_2
+        mlp = block.mlp
         normed = cuda_kernels.norm(x, shifts[2 * depth], first.weight, first.bias, first.eps)
-        pooled = chosen if depth == len(blocks) - 1 else None
+        pooled = read_rows if depth == len(blocks) - 1 else None
         attended = attention(*_project(block, normed, pooled), pooled is not None)
         x = x if pooled is None else x[pooled].clone()
         x.addmm_(attended, block.attn.out_proj.weight.t())
@@ -117,13 +124,15 @@ def _run_by_kernels(
     return x.add_(shifts[-1])
 
 
-def _project(block: Any, normed: Tensor, chosen: Tensor | slice | None) -> tuple[Tensor, Tensor, Tensor]:
+def _project(block: Any, normed: Tensor, read_rows: Tensor | slice | None) -> tuple[Tensor, Tensor, Tensor]:
     """Query, keys, values (rows, width) as views of one product; with `chosen`, the query of those rows."""
-    weight, bias, width = block.attn.in_proj_weight, block.attn.in_proj_bias, normed.shape[1]
-    if chosen is None:
+    weight = block.attn.in_proj_weight
+    bias = block.attn.in_proj_bias
+    width = normed.shape[1]
+    if read_rows is None:
         query, keys, values = functional.linear(normed, weight, bias).chunk(3, dim=1)
     else:
-        query = functional.linear(normed[chosen], weight[:width], bias[:width])
+        query = functional.linear(normed[read_rows], weight[:width], bias[:width])
         keys, values = functional.linear(normed, weight[width:], bias[width:]).chunk(2, dim=1)
     return query, keys, values
 
@@ -131,7 +140,7 @@ def _project(block: Any, normed: Tensor, chosen: Tensor | slice | None) -> tuple
 def among_all(sequences: int, heads: int) -> Attention:
     """Every row sees all rows of its sequence; all are equally long."""
 
-    def attention(query: Tensor, keys: Tensor, values: Tensor, chosen: bool) -> Tensor:
+    def attention(query: Tensor, keys: Tensor, values: Tensor, only_read_rows: bool) -> Tensor:
         q, k, v = (by_head(rows.view(sequences, -1, rows.shape[1]), heads) for rows in (query, keys, values))
         attended = functional.scaled_dot_product_attention(q, k, v)
         return attended.transpose(1, 2).reshape(query.shape)
@@ -148,8 +157,8 @@ class Full:
         self.packing = Packing.of(lengths, device)
         (self.ends,) = indices_on_device(device, np.cumsum(lengths) - 1)
 
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, chosen: bool) -> Tensor:
-        of_query = self.packing.firsts if chosen else self.packing
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, only_read_rows: bool) -> Tensor:
+        of_query = self.packing.firsts if only_read_rows else self.packing
         return attend(query, keys, values, self.heads, of_query, self.packing)
 
 
@@ -159,7 +168,9 @@ class Causal:
     row of each. like: a tensor of the device and dtype."""
 
     def __init__(self, lengths: Sequence[int], prefix: int, heads: int, triton: bool, like: Tensor) -> None:
-        self.prefix, self.heads, self.device = prefix, heads, like.device
+        self.prefix = prefix
+        self.heads = heads
+        self.device = like.device
         sizes = np.array(lengths)
         firsts = prefix + starts_of(sizes)
         (self.ends,) = indices_on_device(self.device, firsts + sizes - 1)
@@ -179,25 +190,27 @@ class Causal:
             counts = np.stack([np.full_like(sizes, prefix), sizes], axis=1).flatten()
             (self.rows,) = indices_on_device(self.device, ranges(begins, counts))
 
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, chosen: bool) -> Tensor:
-        before, prefix = [], self.prefix
-        if self.alone and not chosen:
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, only_read_rows: bool) -> Tensor:
+        before = []
+        prefix = self.prefix
+        if self.alone and not only_read_rows:
             parts = query[:prefix], keys[:prefix], values[:prefix]
             before.append(attend(*parts, self.heads, self.alone, self.alone, causal=True))
         if self.triton:
             from capeval_core.encoders import cuda_kernels
 
             out = cuda_kernels.causal_attention(
-                query, keys, values, self.heads, self.starts, self.sizes, self.runs, prefix, chosen
+                query, keys, values, self.heads, self.starts, self.sizes, self.runs, prefix, only_read_rows
             )
             if before:
                 out[:prefix] = before[0]
             return out
         if self.rows is not None:
-            keys, values = keys[self.rows], values[self.rows]
-        own = self.own.firsts if chosen else self.own
-        query = query if chosen else query[prefix:]
-        attended = attend(query, keys, values, self.heads, own, self.other, causal=not chosen)
+            keys = keys[self.rows]
+            values = values[self.rows]
+        of_query = self.own.firsts if only_read_rows else self.own
+        query = query if only_read_rows else query[prefix:]
+        attended = attend(query, keys, values, self.heads, of_query, self.other, causal=not only_read_rows)
         return torch.cat([*before, attended])
 
 
@@ -217,7 +230,8 @@ def _trials(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Ten
     def normed(rows: Tensor) -> Tensor:
         return functional.layer_norm(rows, (width,), weight.float(), bias.float(), epsilon)
 
-    width, epsilon = 40, 1e-5
+    width = 40
+    epsilon = 1e-5
     x, before, weight, bias, shift = drawn(5, width), drawn(5, width).flip(0), *drawn(3, width)
     ours = cuda_kernels.norm(x, shift.float(), weight, bias, epsilon)
     yield "norm", ours, normed(x.float() + shift.float())
@@ -234,9 +248,9 @@ def _trials(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Ten
     for prefix, last in ((2, False), (0, True)):
         query, keys, values = drawn(3, prefix + sum(lengths), width)
         by_kernel, by_torch = (Causal(lengths, prefix, 2, triton, x) for triton in (True, False))
-        asked = query[by_kernel.ends] if last else query
-        ours = by_kernel(asked, keys, values, last)
-        yield "attention", ours, by_torch(asked.float(), keys.float(), values.float(), last)
+        queries = query[by_kernel.ends] if last else query
+        ours = by_kernel(queries, keys, values, last)
+        yield "attention", ours, by_torch(queries.float(), keys.float(), values.float(), last)
 
 
 def bert_layer(
@@ -249,11 +263,13 @@ def bert_layer(
     dropout: float = 0.0,
 ) -> Tensor:
     """One of transformers' BERT layers on packed rows; with `starts`, the first row of each sequence only."""
-    own, of_own = (rows, packing) if starts is None else (rows[starts], packing.firsts)
+    query_rows, of_query = (rows, packing) if starts is None else (rows[starts], packing.firsts)
     attention = layer.attention.self
-    query, keys, values = attention.query(own), attention.key(rows), attention.value(rows)
-    attended = attend(query, keys, values, heads, of_own, packing, dropout=dropout)
-    merged = merge(layer.attention.output, attended, own)
+    query = attention.query(query_rows)
+    keys = attention.key(rows)
+    values = attention.value(rows)
+    attended = attend(query, keys, values, heads, of_query, packing, dropout=dropout)
+    merged = merge(layer.attention.output, attended, query_rows)
     return merge(layer.output, layer.intermediate(merged), merged)
 
 

@@ -38,7 +38,8 @@ from capeval_core.weights.folder import (
 )
 
 Ratio = Annotated[float, (0, 64)]
-_VOCABULARY, _CONTEXT = 49_408, 77
+_VOCABULARY = 49_408
+_CONTEXT = 77
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,12 @@ class ClipSettings:
     constants: Constants = Constants()
 
     def __post_init__(self) -> None:
-        made, taken = self.preprocessing.image_size, self.architecture.vision.image_size
-        if made != taken:
-            raise ValueError(f"preprocessing.image_size is {made}, but architecture.vision's is {taken}")
+        image_size = self.preprocessing.image_size
+        tower_size = self.architecture.vision.image_size
+        if image_size != tower_size:
+            raise ValueError(
+                f"preprocessing.image_size is {image_size}, but architecture.vision's is {tower_size}"
+            )
 
 
 class VisionTransformer(nn.Module):
@@ -102,11 +106,13 @@ class VisionTransformer(nn.Module):
 
     def __init__(self, embed_dim: int, activation: str, sizes: _VisionSizes) -> None:
         super().__init__()
-        width, patch = sizes.width, sizes.patch_size
+        width = sizes.width
+        patch = sizes.patch_size
         self.conv1 = nn.Conv2d(3, width, patch, patch, bias=False)
         self.class_embedding = nn.Parameter(torch.empty(width))
         self.positional_embedding = nn.Parameter(torch.empty((sizes.image_size // patch) ** 2 + 1, width))
-        self.ln_pre, self.ln_post = LayerNorm(width), LayerNorm(width)
+        self.ln_pre = LayerNorm(width)
+        self.ln_post = LayerNorm(width)
         layers: Any = sizes.layers
         self.transformer = Transformer(layers, width, width // sizes.head_width, sizes.mlp_ratio, activation)
         self.proj = nn.Parameter(torch.empty(width, embed_dim))
@@ -125,7 +131,8 @@ class VisionTransformer(nn.Module):
 def run_vision(visual: VisionTransformer, patches: Tensor, triton: bool) -> Tensor:
     """`VisionTransformer.forward` of patch embeddings (images, patches, width)."""
     x = visual.embed(patches).flatten(0, 1)
-    blocks, images = visual.transformer.resblocks, len(patches)
+    blocks = visual.transformer.resblocks
+    images = len(patches)
     attention = among_all(images, blocks[0].attn.num_heads)
     first_rows = slice(None, None, len(x) // images)
     return torch.matmul(visual.ln_post(run_packed(blocks, x, attention, triton, first_rows)), visual.proj)
@@ -136,7 +143,8 @@ class Clip(nn.Module):
 
     def __init__(self, embed_dim: int, visual: nn.Module, activation: str, text: _TextSizes) -> None:
         super().__init__()
-        width, self.context_length = text.width, text.context_length
+        width = text.width
+        self.context_length = text.context_length
         self.visual: Any = visual
         self.transformer = Transformer(text.layers, width, text.heads, text.mlp_ratio, activation)
         self.token_embedding = nn.Embedding(
@@ -196,7 +204,8 @@ class ClipTowers(DualEncoder):
     def describe(cls, config: dict[str, Any]) -> str:
         """The architecture in one line."""
         shape = config["architecture"]
-        vision, text = shape["vision"], shape["text"]
+        vision = shape["vision"]
+        text = shape["text"]
         if "timm_model_name" in vision:
             tower = vision["timm_model_name"]
         elif isinstance(vision["layers"], list):
@@ -214,8 +223,9 @@ class ClipTowers(DualEncoder):
         return blocks
 
     def embed_tokens(self, ids: Tensor, positions: Tensor) -> Tensor:
-        model, dtype = self.model, DTYPES[self.dtype]
-        return model.token_embedding(ids).to(dtype) + model.positional_embedding[positions].to(dtype)
+        dtype = DTYPES[self.dtype]
+        words: Tensor = self.model.token_embedding(ids).to(dtype)
+        return words + self.model.positional_embedding[positions].to(dtype)
 
     def project_texts(self, states: Tensor) -> Tensor:
         features: Tensor = torch.matmul(self.model.ln_final(states), self.model.text_projection)
@@ -230,17 +240,21 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
     @exact
     def run_images(self, pixels: Sequence[Pixels]) -> Tensor:
         """(n, d) features, on the device, of uint8 pixels (3, s, s) of n images; nothing waits for it."""
-        visual, dtype = self.model.visual, DTYPES[self.dtype]
-        there = stacked_on_device(self.device, pixels)
+        visual = self.model.visual
+        dtype = DTYPES[self.dtype]
+        on_gpu = stacked_on_device(self.device, pixels)
         is_vit = isinstance(visual, VisionTransformer)
         if is_vit and self.triton:
             from capeval_core.encoders import cuda_kernels
 
-            own, weight = self.preprocessing, visual.conv1.weight.flatten(1)
-            rows = cuda_kernels.patches(there, visual.conv1.kernel_size[0], own.mean, own.std, dtype)
+            settings = self.preprocessing
+            weight = visual.conv1.weight.flatten(1)
+            rows = cuda_kernels.patches(
+                on_gpu, visual.conv1.kernel_size[0], settings.mean, settings.std, dtype
+            )
             embedded = rows @ functional.pad(weight, (0, rows.shape[1] - weight.shape[1])).t()
-            return run_vision(visual, embedded.view(len(there), -1, embedded.shape[1]), True)
-        x = self.normalised(there.float() / 255).to(dtype)
+            return run_vision(visual, embedded.view(len(on_gpu), -1, embedded.shape[1]), True)
+        x = self.normalised(on_gpu.float() / 255).to(dtype)
         if is_vit:
             return run_vision(visual, visual.conv1(x).flatten(2).mT, False)
         features: Tensor = visual(x)
@@ -285,14 +299,19 @@ class OpenClipEncoder(ClipEncoder, tags=["image-captioning", "clip"]):
 
     def __init__(self, config: dict[str, Any], tensors: dict[str, Tensor], **more: Any) -> None:
         # Where a model has another image tower, open_clip puts the text tower's tensors under `text.`.
-        super().__init__(config, {name.removeprefix("text."): own for name, own in tensors.items()}, **more)
+        super().__init__(
+            config, {name.removeprefix("text."): tensor for name, tensor in tensors.items()}, **more
+        )
 
     @classmethod
     def tower(cls, config: dict[str, Any], sizes: Any) -> nn.Module:
         from open_clip.timm_model import TimmModel  # which takes seconds to import
 
-        given = {key.removeprefix("timm_"): own for key, own in config["architecture"]["vision"].items()}
-        options = {key: own for key, own in given.items() if not key.startswith("model_")}
+        options = {}
+        for key, value in config["architecture"]["vision"].items():
+            option = key.removeprefix("timm_")
+            if not option.startswith("model_"):
+                options[option] = value
         try:
             tower: nn.Module = TimmModel(sizes.vision.timm_model_name, sizes.embed_dim, **options)
         except Exception as error:  # whatever timm refuses, each in its own way

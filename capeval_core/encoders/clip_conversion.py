@@ -43,10 +43,12 @@ _MODES = (
     "a checkpoint written in evaluation mode has them in its MLP weights already (compare mlp.c_fc.weight "
     "with the CLIP that was tuned: equal means not yet added); one of training mode needs adapters='all'"
 )
-_HEAD_WIDTH, _WIDEST_REGULAR = 64, 1024
+_HEAD_WIDTH = 64
+_WIDEST_REGULAR = 1024
 """Of the attention heads in CLIP's towers, up to ViT-L/14; in wider ones it differs (80, 88, 104, ...)."""
 _CONTEXT = 77
-_LONG, _KEPT = re.compile(r"position(al)?_embedding_res$"), 20
+_LONG = re.compile(r"position(al)?_embedding_res$")
+_KEPT = 20
 """Long-CLIP's second table of positions, of which it adds all but the first 20, and of the other these."""
 _RESNET_STRIDE = 32  # the modified ResNet shrinks the image as many times before its attention pool
 # The order in which a class registers the parts of a block is the order in which it saves them.
@@ -60,7 +62,8 @@ def low_rank_update(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> t
     (out, in), `a` is (r, in) and `b` (out, r). For a convolution (out, in, k, k), `a` is (r*k, in*k), `b`
     (out*k, r*k), and the product is read row by row as (out, in, k, k)."""
     kernel = weight.shape[-1] if weight.ndim == 4 else 1
-    rank, update = a.shape[0] // kernel, b.double() @ a.double()
+    rank = a.shape[0] // kernel
+    update = b.double() @ a.double()
     if update.shape != (weight.shape[0] * kernel, weight.shape[1] * kernel):
         raise ValueError(f"A {tuple(a.shape)} and B {tuple(b.shape)} change no weight {tuple(weight.shape)}")
     return update.reshape(weight.shape) * (ALPHA / rank)
@@ -84,8 +87,8 @@ def merge_adapters(tensors: Tensors, adapters: Adapters, notes: list[str]) -> Te
         try:
             update = low_rank_update(plain[target], halves["A"], halves["B"])
         except (RuntimeError, KeyError, ValueError, IndexError, ZeroDivisionError) as error:
-            found = f"adapter of {target} does not fit it, or lacks a half ({error})"
-            raise ValueError(f"{found}: the checkpoint is not whole") from error
+            problem = f"adapter of {target} does not fit it, or lacks a half ({error})"
+            raise ValueError(f"{problem}: the checkpoint is not whole") from error
         if adapters == "all" or (adapters == "released" and ".mlp." not in target):
             plain[target] = (plain[target].double() + update).float()
             merged += 1
@@ -123,8 +126,8 @@ class ClipConversion(Conversion):
             tensors |= {name: tensors[name].T.contiguous() for name in ("text_projection", "visual.proj")}
             notes.append("names: transformers', translated into OpenAI's")
         if (stretched := tensors.pop("positional_embedding_res", None)) is not None:
-            kept = tensors["positional_embedding"][:_KEPT]
-            tensors["positional_embedding"] = torch.cat([kept, stretched[_KEPT:]])
+            first_positions = tensors["positional_embedding"][:_KEPT]
+            tensors["positional_embedding"] = torch.cat([first_positions, stretched[_KEPT:]])
             notes.append(f"positions: the first {_KEPT} of one table, the others of Long-CLIP's second")
         return merge_adapters(tensors, self.adapters, notes)
 
@@ -163,9 +166,9 @@ def _infer_activation(names: list[str], option: Activation | None) -> tuple[Acti
             f"{setting('activation', 'quick_gelu')}"
         )
     released = setting("activation", "quick_gelu", "pass ")
-    found = "the activation cannot be inferred: neither shapes nor the order of the tensors show it"
+    problem = "the activation cannot be inferred: neither shapes nor the order of the tensors show it"
     more = f"{released} (OpenAI's models and what was tuned from them) or 'gelu' (open_clip's own)"
-    raise InputError(Problem("", found, more))
+    raise InputError(Problem("", problem, more))
 
 
 def read_architecture(
@@ -225,11 +228,11 @@ def _read_resnet(shapes: Shapes, head_width: int | None) -> dict[str, Any]:
     }
 
 
-def head_width_of(width: int, own: int) -> int:
+def head_width_of(width: int, head_width: int) -> int:
     """The width of the heads of an image tower, which must share its width."""
-    if width % own:
-        raise wrong_option("head_width", own, f"does not divide the width {width} of the image tower")
-    return own
+    if width % head_width:
+        raise wrong_option("head_width", head_width, f"does not divide the width {width} of the image tower")
+    return head_width
 
 
 def _mlp_ratio(shapes: Shapes, tower: str, width: int) -> float:
@@ -244,14 +247,16 @@ def _mlp_ratio(shapes: Shapes, tower: str, width: int) -> float:
 def translate_open_clip(config: dict[str, Any]) -> dict[str, Any]:
     """open_clip's repository format in ours."""
     try:
-        model, preprocess = config["model_cfg"], config["preprocess_cfg"]
-        vision, text = model["vision_cfg"], model["text_cfg"]
+        model = config["model_cfg"]
+        preprocess = config["preprocess_cfg"]
+        vision = model["vision_cfg"]
+        text = model["text_cfg"]
         size = preprocess.get("size", vision["image_size"])
         sides = set(size) if isinstance(size, list) else {size}
         resize = preprocess.get("resize_mode", "shortest")
         if len(sides) != 1 or resize not in get_args(Resize):
-            known = " or ".join(get_args(Resize))
-            raise ValueError(f"images are {size} by {resize!r}, expected squares by {known}")
+            expected = " or ".join(get_args(Resize))
+            raise ValueError(f"images are {size} by {resize!r}, expected squares by {expected}")
         preprocessing = {
             "image_size": sides.pop(),
             "mean": preprocess["mean"],

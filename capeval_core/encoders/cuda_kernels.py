@@ -59,10 +59,13 @@ def patch_kernel(
     """Patches of images, scaled: pixels (n, 3, SIZE, SIZE) of bytes -> out (n * grid * grid, PADDED). A row
     holds a patch as (3, PATCH, PATCH), then zeros."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    row, column = place // PADDED, (place % PADDED).to(tl.int32)
+    row = place // PADDED
+    column = (place % PADDED).to(tl.int32)
     grid: tl.constexpr = SIZE // PATCH
-    image, cell = row // (grid * grid), (row % (grid * grid)).to(tl.int32)
-    channel, inner = column // (PATCH * PATCH), column % (PATCH * PATCH)
+    image = row // (grid * grid)
+    cell = (row % (grid * grid)).to(tl.int32)
+    channel = column // (PATCH * PATCH)
+    inner = column % (PATCH * PATCH)
     y = cell // grid * PATCH + inner // PATCH
     x = cell % grid * PATCH + inner % PATCH
     real = (place < count) & (channel < 3)
@@ -82,7 +85,8 @@ def attention_kernel(
     """Program (i, h): causal attention of sequence i in head h, whose keys all fit into one tile. Sequence i
     has `lengths[i]` rows from row `firsts[i]`; it sees the `prefix` rows at the front before its own. With
     LAST its only query is its last position's, in row i."""
-    i, head = tl.program_id(0), tl.program_id(1)
+    i = tl.program_id(0)
+    head = tl.program_id(1)
     first = tl.load(firsts + i).to(tl.int64)
     length = tl.load(lengths + i).to(tl.int32)
     dims = tl.arange(0, BLOCK_HEAD)
@@ -135,7 +139,8 @@ INTERPRETED = not isinstance(norm_kernel, triton.JITFunction)
 def norm(x: Tensor, added: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
     """Layer norm of contiguous x (rows, width) + added, (width,) or of each row; the sum is not rounded."""
     rows, width = x.shape
-    out, block = torch.empty_like(x), triton.next_power_of_2(width)
+    out = torch.empty_like(x)
+    block = triton.next_power_of_2(width)
     each = max(1, min(8, 8192 // block))  # a warp has a row, or two narrow ones: its sums need no other warp
     norm_kernel[(triton.cdiv(rows, each),)](
         x, added, weight, bias, out, rows, width, epsilon,
@@ -154,7 +159,8 @@ def patches(
     pixels: Tensor, patch: int, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype
 ) -> Tensor:
     """(n * grid * grid, columns) scaled patches of pixels (n, 3, s, s), uint8; columns padded to 16 bytes."""
-    images, size = len(pixels), pixels.shape[-1]
+    images = len(pixels)
+    size = pixels.shape[-1]
     columns = triton.cdiv(3 * patch * patch, 8) * 8
     out = torch.empty(images * (size // patch) ** 2, columns, dtype=dtype, device=pixels.device)
     patch_kernel[(triton.cdiv(out.numel(), 1024),)](

@@ -37,11 +37,13 @@ class BoxEncoder(CheckedModel):
         )
         for part in encode_stream(((image, image) for image in images), encoding, cache):
             for item in part:
-                image, key, found = item.extra, next(iter(item.keys), ""), None
+                image = item.extra
+                key = next(iter(item.keys), "")
+                box_features = None
                 if item.arrays is not None:
-                    size, scores, boxes, features = item.arrays[key]
-                    found = BoxFeatures(boxes, features, (int(size[0]), int(size[1])), scores)
-                visual = BoxVisual(image.where, image.name, item.content, item.error, key, found)
+                    size, scores, corners, features = item.arrays[key]
+                    box_features = BoxFeatures(corners, features, (int(size[0]), int(size[1])), scores)
+                visual = BoxVisual(image.where, image.name, item.content, item.error, key, box_features)
                 yield refuse_unusable(visual)
 
     @abstractmethod
@@ -53,7 +55,6 @@ class BoxEncoder(CheckedModel):
         """What is found in an image of (width, height)."""
 
 
-def _arrays(found: BoxFeatures) -> tuple[Any, ...]:
-    return tuple(
-        np.asarray(own, np.float32) for own in (found.size, found.scores, found.boxes, found.features)
-    )
+def _arrays(boxes: BoxFeatures) -> tuple[Any, ...]:
+    arrays = (boxes.size, boxes.scores, boxes.boxes, boxes.features)
+    return tuple(np.asarray(array, np.float32) for array in arrays)

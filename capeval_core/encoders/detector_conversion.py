@@ -48,7 +48,8 @@ class _DetectorConversion(Conversion):
         """The settings that no tensor shows, and a note that says where they come from."""
         import yaml
 
-        name, released = self.facts["yaml"], self.facts["released"]
+        name = self.facts["yaml"]
+        released = self.facts["released"]
         if self.release_config is None:
             notes.append(f"sizes, thresholds and means: as released, since there is no {name}")
             return dict(released)
@@ -59,8 +60,8 @@ class _DetectorConversion(Conversion):
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            found = f"is no {name} of a release ({' '.join(str(error).split())[:200]})"
-            raise file_error(path, found) from error
+            problem = f"is no {name} of a release ({' '.join(str(error).split())[:200]})"
+            raise file_error(path, problem) from error
         values = {key: _value(content, key) for key in (*released, *self.facts["fixed"])}
         lacking = [key for key in released if values[key] is None and not self.facts.get("partial")]
         problems = [f"{key} is missing" for key in lacking] + [

@@ -302,6 +302,7 @@ def _shared_prefix(sequences: Sequence[Ids]) -> int:
     if len(sequences) < 2:
         return 0
     # In lexicographic order all sequences lie between these two.
-    first, last = min(sequences), max(sequences)
+    first = min(sequences)
+    last = max(sequences)
     longest = min(map(len, sequences)) - 1
     return next((place for place in range(longest) if first[place] != last[place]), longest)

@@ -28,7 +28,8 @@ from capeval_core.weights.checkpoint import INDEX, read_checkpoint, read_shards
 from capeval_core.weights.conversion import Conversion, Shapes, Tensors, clip_preprocessing, joined, side_of
 
 _PRE_NORM_WIDTH = 4096  # of the model of 8 billion parameters, whose norms come first
-_VISION, _TEXT = "vision_model.embeddings.", "text_projection.weight"
+_VISION = "vision_model.embeddings."
+_TEXT = "text_projection.weight"
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ class EvaClipConversion(Conversion):
     def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         config = super().config(shapes, content, notes)
         vision = config["architecture"]["vision"]
-        width, positions = vision["width"], shapes["visual.pos_embed"][1] - 1
+        width = vision["width"]
+        positions = shapes["visual.pos_embed"][1] - 1
         vision["norm"] = norm = self.norm or ("pre" if width == _PRE_NORM_WIDTH else "post")
         vision["head_width"] = head_width_of(width, self.head_width)
         vision["image_size"] = side_of(positions, "visual.pos_embed") * vision["patch_size"]
@@ -156,9 +158,12 @@ class _Block(nn.Module):
 
     def __init__(self, sizes: _EvaSizes) -> None:
         super().__init__()
-        width, hidden = sizes.width, sizes.mlp_width
-        self.heads, self.norm_first = width // sizes.head_width, sizes.norm == "pre"
-        self.norm1, self.norm2 = _RmsNorm(width), _RmsNorm(width)
+        width = sizes.width
+        hidden = sizes.mlp_width
+        self.heads = width // sizes.head_width
+        self.norm_first = sizes.norm == "pre"
+        self.norm1 = _RmsNorm(width)
+        self.norm2 = _RmsNorm(width)
         self.attn = nn.ModuleDict(
             {"qkv": _Linear(width, 3 * width, bias=False), "proj": _Linear(width, width)}
         )
@@ -171,8 +176,8 @@ class _Block(nn.Module):
         return projected
 
     def _expanded(self, x: Tensor) -> Tensor:
-        done: Tensor = self.mlp["fc2"](functional.gelu(self.mlp["fc1"](x)))
-        return done
+        expanded: Tensor = self.mlp["fc2"](functional.gelu(self.mlp["fc1"](x)))
+        return expanded
 
     def forward(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         for step, norm in ((self._attended, self.norm1), (self._expanded, self.norm2)):
@@ -185,7 +190,8 @@ class _EvaTower(nn.Module):
 
     def __init__(self, sizes: _EvaSizes, embed_dim: int) -> None:
         super().__init__()
-        width, patch = sizes.width, sizes.patch_size
+        width = sizes.width
+        patch = sizes.patch_size
         self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, width, patch, patch)})
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, (sizes.image_size // patch) ** 2 + 1, width))
@@ -196,7 +202,8 @@ class _EvaTower(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """(n, embed_dim) features of normalised pixels (n, 3, image_size, image_size), in their type."""
         conv: Any = self.patch_embed["proj"]
-        weight, bias = conv.weight.to(pixels.dtype), conv.bias.to(pixels.dtype)
+        weight = conv.weight.to(pixels.dtype)
+        bias = conv.bias.to(pixels.dtype)
         x = functional.conv2d(pixels, weight, bias, conv.stride).flatten(2).mT.float()
         x = torch.cat([self.cls_token.float().expand(len(x), -1, -1), x], dim=1)
         x = x + self.pos_embed.float()

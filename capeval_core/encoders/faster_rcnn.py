@@ -181,7 +181,8 @@ class _Detector(BoxEncoder):
         corners = [[0.0, 0.0, 60.0, 50.0], [30.0, 20.0, 119.0, 89.0], [0.0, 0.0, 120.0, 90.0]]
         boxes = torch.tensor(corners) - torch.tensor([0, 0, self.pixel, self.pixel])
         features = self.model.box_features(maps, boxes.to(self.device))
-        rows = [own[:: len(own) // 3][:3] for own in cells] + [features, *self.model.heads(features)]
+        rows = [level[:: len(level) // 3][:3] for level in cells]
+        rows += [features, *self.model.heads(features)]
         return on_host(torch.stack([functional.cosine_similarity(row, row.roll(1, 0)) for row in rows]))
 
 
@@ -311,12 +312,16 @@ class _FasterRcnnModel(nn.Module):
 
     def __init__(self, settings: _FasterRcnnSettings) -> None:
         super().__init__()
-        shape, self.settings = settings.architecture, settings.proposals
+        shape = settings.architecture
+        self.settings = settings.proposals
         self.backbone = nn.ModuleDict({"stem": _CaffeStem(shape.stem_width)})
-        inputs, width, outputs = shape.stem_width, shape.width, shape.out_width
+        inputs = shape.stem_width
+        width = shape.width
+        outputs = shape.out_width
         for index, (name, blocks) in enumerate(zip(_RES, shape.layers, strict=True)):
             last = name == _RES[-1]  # runs on pooled proposals, at their resolution
-            stride, dilation = (1 if last or not index else 2), (2 if last else 1)
+            stride = 1 if last or not index else 2
+            dilation = 2 if last else 1
             stage = nn.Sequential(_Bottleneck(inputs, width, outputs, stride, dilation))
             stage.extend(_Bottleneck(outputs, width, outputs, 1, dilation) for _ in range(blocks - 1))
             if last:
@@ -340,10 +345,11 @@ class _FasterRcnnModel(nn.Module):
         scores, steps, around = _candidates(logits, deltas, cast(Tensor, self.head.anchors), _STRIDE)
         scores, best = scores.topk(min(settings.before_nms, len(scores)))
         boxes = clip_boxes_to_image(_decoded(steps[best], around[best], settings.delta_weights), size)
-        whole = (boxes[:, 2:] > boxes[:, :2]).all(dim=1)
-        boxes, scores = boxes[whole], scores[whole]
-        (kept,) = _best_of(Suppression(settings.overlap), [boxes], settings.after_nms)
-        return boxes[kept], scores[kept]
+        with_area = (boxes[:, 2:] > boxes[:, :2]).all(dim=1)
+        boxes = boxes[with_area]
+        scores = scores[with_area]
+        (proposals,) = _best_of(Suppression(settings.overlap), [boxes], settings.after_nms)
+        return boxes[proposals], scores[proposals]
 
     def box_features(self, maps: Sequence[Tensor], boxes: Tensor) -> Tensor:
         """The mean of the last stage over the boxes' pooled cells."""
@@ -374,14 +380,15 @@ class FasterRcnn(_Detector, tags=["object-detection", "faster-rcnn"]):
 
     def prepare(self) -> None:
         pixels = self.settings.preprocessing
-        self._mean, self._std = (torch.tensor(own).view(3, 1, 1) for own in (pixels.mean, pixels.std))
+        self._mean = torch.tensor(pixels.mean).view(3, 1, 1)
+        self._std = torch.tensor(pixels.std).view(3, 1, 1)
 
     def selecting(self, selection: Selection) -> Self:
         """This network with another way to choose boxes."""
-        chosen = copy(self)
-        chosen.rule = selection
-        chosen.fingerprint = self.selected_fingerprint(self.fingerprint, selection)
-        return chosen
+        network = copy(self)
+        network.rule = selection
+        network.fingerprint = self.selected_fingerprint(self.fingerprint, selection)
+        return network
 
     @staticmethod
     def selected_fingerprint(fingerprint: str, selection: Selection) -> str:
@@ -424,19 +431,21 @@ class FasterRcnn(_Detector, tags=["object-detection", "faster-rcnn"]):
             boxes, by_class, features = map(on_host, (found.boxes, probabilities, found.features))
             scores = class_confidences(boxes, by_class, _ONE_THING)
             order = np.argsort(-scores, kind="stable")
-            kept = order[: boxes_kept(scores[order])]
+            best = order[: boxes_kept(scores[order])]
         else:
             settings = self.settings.detections
-            best, likeliest = probabilities.max(dim=1)
-            each = torch.arange(len(best), device=best.device)
-            deltas = self.model.predictor.bbox_pred(found.features).view(len(best), -1, 4)[each, likeliest]
+            confidences, likeliest = probabilities.max(dim=1)
+            each = torch.arange(len(confidences), device=confidences.device)
+            deltas = self.model.predictor.bbox_pred(found.features).view(len(confidences), -1, 4)[
+                each, likeliest
+            ]
             moved = _decoded(deltas, found.boxes, settings.delta_weights)
-            boxes, scores, features = map(on_host, (moved, best, found.features))
+            boxes, scores, features = map(on_host, (moved, confidences, found.features))
             boxes = clipped(boxes, scale)
-            kept = enough_boxes(boxes, scores, settings.overlaps, settings.least, settings.most)
+            best = enough_boxes(boxes, scores, settings.overlaps, settings.least, settings.most)
         ratio = np.tile(np.divide(size, scale[::-1], dtype=np.float32), 2)
-        shown = clipped(boxes[kept] * ratio, size[::-1])
-        return BoxFeatures(shown, features[kept], size, scores[kept]), kept
+        in_image = clipped(boxes[best] * ratio, size[::-1])
+        return BoxFeatures(in_image, features[best], size, scores[best]), best
 
 
 # 12-in-1's
@@ -492,9 +501,9 @@ class _Norm(FrozenBatchNorm2d):  # type: ignore[misc]
     """Batch normalisation by fixed statistics in float32, with nothing added to the variance."""
 
     def forward(self, x: Tensor) -> Tensor:
-        given: Any = (x, self.weight, self.bias, self.running_mean, self.running_var, False, 0.0, 0.0)
+        arguments: Any = (x, self.weight, self.bias, self.running_mean, self.running_var, False, 0.0, 0.0)
         # torch's function of that name in `nn.functional` refuses an eps of 0 in some releases (2.11).
-        normed: Tensor = torch.batch_norm(*given, torch.backends.cudnn.enabled)  # type: ignore[call-arg]
+        normed: Tensor = torch.batch_norm(*arguments, torch.backends.cudnn.enabled)  # type: ignore[call-arg]
         return normed
 
 
@@ -525,9 +534,12 @@ class _X152Model(nn.Module):
 
     def __init__(self, settings: _X152Settings) -> None:
         super().__init__()
-        shape, self.settings = settings.architecture, settings.proposals
+        shape = settings.architecture
+        self.settings = settings.proposals
         self.body = nn.ModuleDict({"stem": _Stem(shape.stem_width)})
-        inputs, width, outputs = shape.stem_width, shape.width, shape.out_width
+        inputs = shape.stem_width
+        width = shape.width
+        outputs = shape.out_width
         channels = []
         for index, (name, blocks) in enumerate(zip(_LAYERS, shape.layers, strict=True)):
             self.body[name] = _stage(inputs, width, outputs, shape.groups, blocks, 2 if index else 1)
@@ -548,7 +560,8 @@ class _X152Model(nn.Module):
         return [hidden, self.cls_score(hidden)]
 
     def feature_maps(self, pixels: Tensor) -> list[Tensor]:
-        x, maps = self.body["stem"](_in_type_of(self.body, pixels)), OrderedDict()
+        x = self.body["stem"](_in_type_of(self.body, pixels))
+        maps = OrderedDict()
         for name in _LAYERS:
             x = self.body[name](x)
             maps[name] = x.float()
@@ -556,7 +569,9 @@ class _X152Model(nn.Module):
 
     def propose(self, maps: Sequence[Tensor], size: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """In each level as above, clipped to the input with its margin; then the best of all levels."""
-        settings, groups, scores = self.settings, [], []
+        settings = self.settings
+        groups = []
+        scores = []
         for map_, cells, stride in zip(maps, cast(Tensor, self.head.anchors), _STRIDES, strict=True):
             logits, deltas = self.head(map_)
             logits, steps, around = _candidates(logits, deltas, cells, stride)
@@ -565,11 +580,9 @@ class _X152Model(nn.Module):
             boxes = _decoded(steps[best], around[best], settings.delta_weights, _PIXEL)
             groups.append(clip_boxes_to_image(boxes, (size[0] - 1, size[1] - 1)))
             scores.append(objectness[best])
-        kept = _best_of(Suppression(settings.overlap, _PIXEL, at_bound=True), groups, settings.after_nms)
-        boxes, objectness = (
-            torch.cat([rows[own] for rows, own in zip(levels, kept, strict=True)])
-            for levels in (groups, scores)
-        )
+        survivors = _best_of(Suppression(settings.overlap, _PIXEL, at_bound=True), groups, settings.after_nms)
+        boxes = torch.cat([level[rows] for level, rows in zip(groups, survivors, strict=True)])
+        objectness = torch.cat([level[rows] for level, rows in zip(scores, survivors, strict=True)])
         best = _best_first(objectness)[: settings.most]
         return boxes[best], objectness[best]
 
@@ -579,8 +592,10 @@ class _X152Model(nn.Module):
         levels = _level_of(boxes)
         cells = maps[0].new_empty(len(boxes), maps[0].shape[1], _POOLED, _POOLED)
         for level, (map_, stride) in enumerate(zip(maps[:-1], _STRIDES, strict=False)):
-            own = torch.nonzero(levels == level)[:, 0]
-            cells[own] = roi_align(map_, [boxes[own]], _POOLED, 1 / stride, sampling_ratio=2, aligned=False)
+            of_level = torch.nonzero(levels == level)[:, 0]
+            cells[of_level] = roi_align(
+                map_, [boxes[of_level]], _POOLED, 1 / stride, sampling_ratio=2, aligned=False
+            )
         return cells
 
     def box_features(self, maps: Sequence[Tensor], boxes: Tensor) -> Tensor:
@@ -643,9 +658,9 @@ class X152(_Detector, tags=["object-detection", "faster-rcnn", "resnext"]):
         boxes = boxes / np.float32(scale)
         one_thing = Suppression(settings.overlap, _PIXEL, at_bound=True)
         confidences = class_confidences(boxes, probabilities[:, 1:], one_thing, settings.threshold)
-        kept = np.argsort(-confidences, kind="stable")[: settings.most]
-        features = on_host(found.features[on_device(kept, found.features.device)])
-        return BoxFeatures(boxes[kept], features, size, confidences[kept]), kept
+        best = np.argsort(-confidences, kind="stable")[: settings.most]
+        features = on_host(found.features[on_device(best, found.features.device)])
+        return BoxFeatures(boxes[best], features, size, confidences[best]), best
 
 
 def _resized_by(pixels: Floats, scale: float) -> Floats:
@@ -653,7 +668,8 @@ def _resized_by(pixels: Floats, scale: float) -> Floats:
     with INTER_LINEAR and a scale: a pixel of the result lies at its centre divided by the scale itself, not
     by the ratio of the rounded sizes. A side keeps at least one pixel."""
     (top, bottom, lower), (left, right, further) = (_neighbours(n, scale) for n in pixels.shape[:2])
-    further, lower = further[:, None], lower[:, None, None]
+    further = further[:, None]
+    lower = lower[:, None, None]
     wide = pixels[:, left] * (1 - further) + pixels[:, right] * further
     return np.asarray(wide[top] * (1 - lower) + wide[bottom] * lower, dtype=np.float32)
 

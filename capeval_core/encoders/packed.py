@@ -30,7 +30,12 @@ _BOTTOM_RIGHT = 2  # number of the memory-efficient kernel's causal mask by whic
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the sequences of a packed tensor stand."""
+    """Where the sequences of a packed tensor begin. Three of them, of 2, 3 and 3 rows:
+
+    rows     a0 a1 b0 b1 b2 c0 c1 c2
+    offsets  0     2        5        8
+    parts    [0:1] is padded alone, [1:3] together: three rows are more than 1.15 times two
+    """
 
     lengths: Sequence[int]
     parts: Sequence[slice]  # runs of sequences that are nearly equally long, which cover all
@@ -47,7 +52,8 @@ class Packing:
     @cached_property
     def groups(self) -> list[_Group]:
         """The parts as groups; made when attention has to pad."""
-        starts, device = starts_of(np.array(self.lengths)), self.offsets.device
+        starts = starts_of(np.array(self.lengths))
+        device = self.offsets.device
         return [_Group(self.lengths[part], int(starts[part.start]), device) for part in self.parts]
 
     @cached_property
@@ -72,17 +78,21 @@ class Sorted:
         """Sequences of these lengths; `padding` as for `groups_of`."""
         sizes = np.array(lengths)
         by_length = np.argsort(sizes, kind="stable")
-        own = sizes[by_length]
-        order = ranges(starts_of(sizes)[by_length], own)
+        sorted_sizes = sizes[by_length]
+        order = ranges(starts_of(sizes)[by_length], sorted_sizes)
         rows = indices_on_device(device, order, np.argsort(order), np.argsort(by_length))
-        return cls(Packing.of(own.tolist(), device, groups_of(own.tolist(), padding)), *rows)
+        return cls(
+            Packing.of(sorted_sizes.tolist(), device, groups_of(sorted_sizes.tolist(), padding)), *rows
+        )
 
 
 class _Group:
     """Consecutive sequences of nearly equal length, the first of them beginning at row `first`."""
 
     def __init__(self, lengths: Sequence[int], first: int, device: torch.device) -> None:
-        self.lengths, self.device, self.longest = np.array(lengths), device, max(lengths)
+        self.lengths = np.array(lengths)
+        self.device = device
+        self.longest = max(lengths)
         self.rows = slice(first, first + sum(lengths))
         self.inside: Tensor | None = None  # index of the padded rows that are real, unless all are
         self.mask: Tensor | None = None  # (sequences, 1, 1, longest) true on real rows, unless all are
@@ -93,22 +103,22 @@ class _Group:
 
     def pad(self, rows: Tensor, heads: int) -> Tensor:
         """(sequences, heads, longest, width / heads) of rows (all, width)."""
-        own = rows[self.rows]
+        group_rows = rows[self.rows]
         if self.inside is not None:
-            padded = own.new_zeros(len(self.lengths) * self.longest, own.shape[-1])
-            own = padded.index_copy(0, self.inside, own)
-        return by_head(own.reshape(-1, self.longest, own.shape[-1]), heads)
+            padded = group_rows.new_zeros(len(self.lengths) * self.longest, group_rows.shape[-1])
+            group_rows = padded.index_copy(0, self.inside, group_rows)
+        return by_head(group_rows.reshape(-1, self.longest, group_rows.shape[-1]), heads)
 
     def unpad(self, padded: Tensor) -> Tensor:
         """(rows of the group, width) of what has the shape that `pad` gives."""
         flat = padded.transpose(1, 2).flatten(2).flatten(0, 1)
         return flat if self.inside is None else flat[self.inside]
 
-    def causal(self, own: _Group) -> Tensor:
+    def causal(self, of_query: _Group) -> Tensor:
         """(sequences, 1, longest of `own`, longest) where rows of `own` may look: their last one at all."""
-        alike = slice(1 if self.inside is None and own.inside is None else None)  # of all sequences
-        ends, own_ends = (group.lengths[alike, None, None] for group in (self, own))
-        last = np.minimum(np.arange(own.longest)[:, None] + ends - own_ends, ends - 1)
+        needed = slice(1 if self.inside is None and of_query.inside is None else None)  # of all sequences
+        ends, query_ends = (group.lengths[needed, None, None] for group in (self, of_query))
+        last = np.minimum(np.arange(of_query.longest)[:, None] + ends - query_ends, ends - 1)
         return on_device((np.arange(self.longest) <= last)[:, None], self.device)
 
 
@@ -131,8 +141,8 @@ def attend(
     keys: Tensor,
     values: Tensor,
     heads: int,
-    own: Packing,
-    other: Packing,
+    of_query: Packing,
+    of_keys: Packing,
     *,
     dropout: float = 0.0,
     causal: bool = False,
@@ -140,16 +150,17 @@ def attend(
     """(rows of `own`, width) attention of sequences to sequences, pair by pair. query: (rows of `own`,
     width). keys, values: (rows of `other`, width). causal: the last row of a sequence of `own` sees all rows
     of its sequence of `other`, which is at least as long, and each one before it one row less."""
-    given = (query, keys, values), heads, own, other, dropout, causal
+    arguments = (query, keys, values), heads, of_query, of_keys, dropout, causal
     kernel = _kernel_of(query, heads)
-    return _attend_at_once(kernel, *given) if kernel else _attend_in_groups(*given)
+    return _attend_at_once(kernel, *arguments) if kernel else _attend_in_groups(*arguments)
 
 
 def _kernel_of(rows: Tensor, heads: int) -> Kernel | None:
     """The kernel that attends within all sequences of such rows in one launch; None: there is none."""
     if rows.device.type != "cuda" or torch.version.hip is not None:
         return None
-    width, newer = rows.shape[1] // heads, torch.cuda.get_device_capability(rows.device) >= (8, 0)
+    width = rows.shape[1] // heads
+    newer = torch.cuda.get_device_capability(rows.device) >= (8, 0)
     if rows.dtype is torch.float32:
         kernel: Kernel | None = "efficient" if width % 4 == 0 else None
     else:
@@ -160,12 +171,12 @@ def _kernel_of(rows: Tensor, heads: int) -> Kernel | None:
 @cache
 def _usable(kernel: Kernel, device: torch.device, dtype: torch.dtype, width: int) -> bool:
     """Whether a kernel does what the groups do: both belong to PyTorch, but no public function calls one."""
-    stands = Packing.of([2, 5], device)
+    packing = Packing.of([2, 5], device)
     rows = torch.linspace(-2, 2, 7 * width, device=device, dtype=dtype).view(7, width)
-    given = (rows, rows.flip(0), rows.cos()), 1, stands, stands, 0.0, True
+    arguments = (rows, rows.flip(0), rows.cos()), 1, packing, packing, 0.0, True
 
     def trial() -> Iterator[tuple[str, Tensor, Tensor]]:
-        yield "the kernel", _attend_at_once(kernel, *given), _attend_in_groups(*given)
+        yield "the kernel", _attend_at_once(kernel, *arguments), _attend_in_groups(*arguments)
 
     return kernels_agree("attention in one launch", device, dtype, trial())
 
@@ -174,34 +185,34 @@ def _attend_at_once(
     kernel: Kernel,
     rows: Sequence[Tensor],
     heads: int,
-    own: Packing,
-    other: Packing,
+    of_query: Packing,
+    of_keys: Packing,
     dropout: float,
     causal: bool,
 ) -> Tensor:
     parts = [each.view(len(each), heads, -1) for each in rows]
-    sizes = own.offsets, other.offsets, max(own.lengths), max(other.lengths)
+    sizes = of_query.offsets, of_keys.offsets, max(of_query.lengths), max(of_keys.lengths)
     if kernel == "flash":
         attended = torch.ops.aten._flash_attention_forward(*parts, *sizes, dropout, causal, False)[0]
     else:
-        one = [part[None] for part in parts]
+        one_batch = [part[None] for part in parts]
         settings = dropout, _BOTTOM_RIGHT if causal else 0, torch.is_grad_enabled()
-        attended = torch.ops.aten._efficient_attention_forward(*one, None, *sizes, *settings)[0]
+        attended = torch.ops.aten._efficient_attention_forward(*one_batch, None, *sizes, *settings)[0]
     merged: Tensor = attended.reshape(len(rows[0]), -1)
     return merged
 
 
 def _attend_in_groups(
-    rows: Sequence[Tensor], heads: int, own: Packing, other: Packing, dropout: float, causal: bool
+    rows: Sequence[Tensor], heads: int, of_query: Packing, of_keys: Packing, dropout: float, causal: bool
 ) -> Tensor:
     attended = []
-    for mine, theirs in zip(own.groups, other.groups, strict=True):
+    for query_group, key_group in zip(of_query.groups, of_keys.groups, strict=True):
         result = functional.scaled_dot_product_attention(
-            mine.pad(rows[0], heads),
-            theirs.pad(rows[1], heads).contiguous(),
-            theirs.pad(rows[2], heads).contiguous(),
-            attn_mask=theirs.causal(mine) if causal else theirs.mask,
+            query_group.pad(rows[0], heads),
+            key_group.pad(rows[1], heads).contiguous(),
+            key_group.pad(rows[2], heads).contiguous(),
+            attn_mask=key_group.causal(query_group) if causal else key_group.mask,
             dropout_p=dropout,
         )
-        attended.append(mine.unpad(result))
+        attended.append(query_group.unpad(result))
     return torch.cat(attended)

@@ -43,8 +43,8 @@ class AttentionSizes:
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.num_attention_heads:
-            found = f"hidden_size {self.hidden_size} is no multiple of the {self.num_attention_heads} heads"
-            raise ValueError(found)
+            problem = f"hidden_size {self.hidden_size} is no multiple of the {self.num_attention_heads} heads"
+            raise ValueError(problem)
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ class PairEncoder(CheckedModel):
         length = settings.context_length
         longest = sizes.max_position_embeddings
         if len(words) > sizes.vocab_size:
-            known = f"the model knows {sizes.vocab_size}"
-            raise WeightsError(f"the vocabulary has {len(words)} words, but {known}")
+            limit = f"the model knows {sizes.vocab_size}"
+            raise WeightsError(f"the vocabulary has {len(words)} words, but {limit}")
         if not 3 <= length <= longest:
             raise WeightsError(f"context_length is {length}, expected a whole number from 3 to {longest}")
         try:
@@ -161,11 +161,12 @@ class PairEncoder(CheckedModel):
     def _tokens(self, captions: Iterable[Sequence[str]]) -> Iterator[Tokens]:
         """Token ids of the texts of each visual; those of some are made together, by several threads."""
         for part in chunks(captions, _TOGETHER):
-            found, start = self.tokenizer.encode([text for texts in part for text in texts]), 0
+            tokens = self.tokenizer.encode([text for texts in part for text in texts])
+            start = 0
             for texts in part:
-                own = slice(start, start + len(texts))
-                yield Tokens(found.ids[own], found.truncated[own])
-                start = own.stop
+                of_visual = slice(start, start + len(texts))
+                yield Tokens(tokens.ids[of_visual], tokens.truncated[of_visual])
+                start = of_visual.stop
 
     def encode_pairs(
         self,
@@ -182,14 +183,14 @@ class PairEncoder(CheckedModel):
         image_features: of shared states the features of visuals alone, whose key is `image_key`."""
 
         def keys(content: str, tokens: Tokens) -> tuple[str, ...]:
-            own = [self.image_key(content)] if tokens.ids and image_features else []
-            return *own, *dict.fromkeys(self.pair_key(kind, content, ids) for ids in tokens.ids)
+            image_keys = [self.image_key(content)] if tokens.ids and image_features else []
+            return *image_keys, *dict.fromkeys(self.pair_key(kind, content, ids) for ids in tokens.ids)
 
         def units(item: Item, loaded: Any, prepared: Any, missing: Sequence[str]) -> Units:
             content = item[0].key
             texts = {self.pair_key(kind, content, ids): ids for ids in item[1].ids}
-            wanted = {key: texts[key] for key in missing if key in texts}
-            return Units([[(prepared, self.image_key(content), wanted)]], lambda values: values[0])
+            missing_texts = {key: texts[key] for key in missing if key in texts}
+            return Units([[(prepared, self.image_key(content), missing_texts)]], lambda values: values[0])
 
         encoding = Encoding(
             size=self.batch("images", batch_size),
@@ -213,7 +214,7 @@ class PairEncoder(CheckedModel):
         places: list[tuple[int, str]] = []  # position and key of each row, in order
         running: list[Arriving] = []
         if image_features is not None:
-            places += [(position, own) for position, (_, own, _) in enumerate(units)]
+            places += [(position, image_key) for position, (_, image_key, _) in enumerate(units)]
             running.append(Arriving.of(image_features(states)))
         pairs = [
             (position, ids, key)
@@ -263,7 +264,7 @@ class RegionTextEncoder(PairEncoder):
 
     def canary_boxes(self) -> list[InputBoxes]:
         """Box features from formulas: diagonals of 5 and of 12 boxes whose features are waves."""
-        found = []
+        canaries = []
         for count in (5, 12):
             corners = np.arange(count, dtype=np.float32)[:, None] * [3, 2]
             phase = np.outer(np.arange(1, count + 1), np.arange(self.region_size))
@@ -272,5 +273,5 @@ class RegionTextEncoder(PairEncoder):
                 "features": np.maximum(np.sin(phase), 0).astype(np.float32),
                 "size": (20 + 3 * count, 15 + 2 * count),
             }
-            found.append(boxes_of(boxes))
-        return found
+            canaries.append(boxes_of(boxes))
+        return canaries

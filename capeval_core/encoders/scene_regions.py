@@ -53,7 +53,8 @@ class _SceneNet(nn.Module):
     def __init__(self, architecture: Mapping[str, Any]) -> None:
         super().__init__()
         sizes = read(_SceneSizes, architecture)
-        width, size = sizes.width, sizes.region_size
+        width = sizes.width
+        size = sizes.region_size
         self.convolutions = nn.ModuleList(
             nn.Conv2d(inside, outside, 3, padding=1)
             for inside, outside in ((3, width), (width, 2 * width), (2 * width, 4 * width))

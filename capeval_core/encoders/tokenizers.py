@@ -21,8 +21,12 @@ from capeval_core.ragged import Floats
 
 Ids = tuple[int, ...]
 
-PAD, UNKNOWN, START, END = "[PAD]", "[UNK]", "[CLS]", "[SEP]"
-_CLIP_START, _CLIP_END = "<|startoftext|>", "<|endoftext|>"
+PAD = "[PAD]"
+UNKNOWN = "[UNK]"
+START = "[CLS]"
+END = "[SEP]"
+_CLIP_START = "<|startoftext|>"
+_CLIP_END = "<|endoftext|>"
 _MERGES = 48_894
 """Merges that CLIP reads of open_clip's file; its vocabulary also has each byte twice and two markers."""
 _WORD_START = "\u2581"  # SentencePiece's mark of a piece that begins a word
@@ -44,7 +48,8 @@ class Tokens:
     @classmethod
     def of(cls, rows: Iterable[list[int]], context_length: int, *, keep_end: bool = True) -> Tokens:
         """Ids of any length; one that is too long keeps its first ids and, with `keep_end`, its last."""
-        ids, truncated = [], []
+        ids = []
+        truncated = []
         for row in rows:
             truncated.append(max(0, len(row) - context_length))
             cut = [*row[: context_length - 1], row[-1]] if keep_end else row[:context_length]
@@ -82,7 +87,7 @@ class ClipTokenizer:
         byte_of = {character: byte for byte, character in enumerate(_characters())}
         bpe = _bpe()
         decoded = (bytes(map(byte_of.__getitem__, bpe.id_to_token(index))) for index in ids)
-        return [own.decode("utf-8", errors="replace").removesuffix("</w>") for own in decoded]
+        return [piece.decode("utf-8", errors="replace").removesuffix("</w>") for piece in decoded]
 
 
 def _repaired(text: str) -> str:
@@ -95,8 +100,8 @@ def _repaired(text: str) -> str:
 def _characters() -> list[str]:
     """Of each byte the character that stands for it: itself where it can be printed, else one above 255."""
     printed = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), 256)]
-    others = (byte for byte in range(256) if byte not in printed)
-    codes = {byte: byte for byte in printed} | {byte: 256 + n for n, byte in enumerate(others)}
+    unprinted = (byte for byte in range(256) if byte not in printed)
+    codes = {byte: byte for byte in printed} | {byte: 256 + n for n, byte in enumerate(unprinted)}
     return [chr(codes[byte]) for byte in range(256)]
 
 
@@ -109,7 +114,13 @@ def _bpe() -> Any:
     lines = gzip.decompress(vocabulary.read_bytes()).decode().split("\n")[1 : _MERGES + 1]
     merges = [(first, second) for first, second in map(str.split, lines)]
     singles = sorted(_characters())
-    pieces = [*singles, *(f"{one}</w>" for one in singles), *map("".join, merges), _CLIP_START, _CLIP_END]
+    pieces = [
+        *singles,
+        *(f"{character}</w>" for character in singles),
+        *map("".join, merges),
+        _CLIP_START,
+        _CLIP_END,
+    ]
     return BPE({piece: index for index, piece in enumerate(pieces)}, merges, end_of_word_suffix="</w>")
 
 
@@ -146,10 +157,13 @@ class WordPiece:
         ids = {word: index for index, word in enumerate(vocabulary)}
         missing = [mark for mark in (PAD, UNKNOWN, START, END) if mark not in ids]
         if missing or len(ids) != len(vocabulary):
-            wrong = f"lacks {', '.join(missing)}" if missing else "holds a word twice"
-            raise ValueError(f"the vocabulary is not one of BERT's: it {wrong}")
-        self.context_length, self.keep_end, self.split = context_length, keep_end, split
-        self.start, self.end = ids[START], ids[END]
+            problem = f"lacks {', '.join(missing)}" if missing else "holds a word twice"
+            raise ValueError(f"the vocabulary is not one of BERT's: it {problem}")
+        self.context_length = context_length
+        self.keep_end = keep_end
+        self.split = split
+        self.start = ids[START]
+        self.end = ids[END]
         self._pieces = Tokenizer(Pieces(ids, unk_token=UNKNOWN, max_input_chars_per_word=100))
         self._pieces.normalizer = BertNormalizer(lowercase=lowercase)
         self._pieces.pre_tokenizer = BertPreTokenizer()
@@ -160,8 +174,8 @@ class WordPiece:
 
     def whole(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of every text, start and end mark included, in order; none is cut."""
-        given = [" ".join(text.split()) for text in texts] if self.split else list(texts)
-        pieces = self._pieces.encode_batch(given, add_special_tokens=False)
+        split_texts = [" ".join(text.split()) for text in texts] if self.split else list(texts)
+        pieces = self._pieces.encode_batch(split_texts, add_special_tokens=False)
         return [[self.start, *row.ids, self.end] for row in pieces]
 
     def to_json(self) -> str:
@@ -209,7 +223,8 @@ class TokenizerFile:
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The text of each id, for readers."""
-        return [self._tokenizer.id_to_token(index).replace(_WORD_START, "") for index in ids]
+        tokens: list[Any] = [self._tokenizer.id_to_token(index) for index in ids]
+        return [token.replace(_WORD_START, "") for token in tokens]
 
 
 def canonical(text: str) -> str:
@@ -258,15 +273,16 @@ class Distinct:
     by their bytes. missing: sorted, the ids that the cache does not have, whose arrays have to be added."""
 
     def __init__(self, ids: Sequence[Ids], key: Callable[[bytes], str], cache: FeatureCache) -> None:
-        self._ids, self._cache = ids, cache
-        self._keys = {own: key(bytes_of(own)) for own in dict.fromkeys(ids)}
+        self._ids = ids
+        self._cache = cache
+        self._keys = {sequence: key(bytes_of(sequence)) for sequence in dict.fromkeys(ids)}
         self._arrays = cache.get(self._keys.values())
-        absent = (own for own, name in self._keys.items() if name not in self._arrays)
-        self.missing = sorted(absent, key=lambda own: (len(own), own))
+        absent = (sequence for sequence, name in self._keys.items() if name not in self._arrays)
+        self.missing = sorted(absent, key=lambda sequence: (len(sequence), sequence))
 
     def add(self, part: slice, arrays: Iterable[Floats]) -> None:
         """The arrays of some missing sequences."""
-        new = {self._keys[ids]: own for ids, own in zip(self.missing[part], arrays, strict=True)}
+        new = {self._keys[ids]: array for ids, array in zip(self.missing[part], arrays, strict=True)}
         self._cache.put(new)
         self._arrays.update(new)
 

@@ -91,7 +91,8 @@ class Uniter(nn.Module):
         super().__init__()
         sizes = read(_UniterSizes, architecture)
         config, layers = bert_layers(sizes, dropout)
-        self.heads, hidden = sizes.num_attention_heads, sizes.hidden_size
+        self.heads = sizes.num_attention_heads
+        hidden = sizes.hidden_size
         self.embeddings = bert_embeddings(config)
         self.region_embeddings = nn.ModuleDict(
             {

@@ -49,7 +49,8 @@ from capeval_core.ragged import Floats, ranges, starts_of
 from capeval_core.weights.conversion import BertConversion, Shapes, count_blocks
 
 _CONTEXT = 37  # ids of a text in the released scorer, marks included
-_DECODER, _WORDS = "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"
+_DECODER = "cls.predictions.decoder.weight"
+_WORDS = "bert.embeddings.word_embeddings.weight"
 _RETRIEVAL = 7  # the task of retrieving COCO images by their captions, which the released scorer chooses
 
 Rows = Mapping[str, Tensor]  # packed rows of either stream, `text` and `visual`
@@ -77,7 +78,8 @@ class _VilbertSizes:
     tasks: Few
 
     def __post_init__(self) -> None:
-        texts, visuals = self.text_layers_before, self.visual_layers_before
+        texts = self.text_layers_before
+        visuals = self.visual_layers_before
         for name, before, sizes in (("text", texts, self.text), ("visual", visuals, self.visual)):
             most = sizes.num_hidden_layers
             if before != sorted(before) or before[-1] > most or len(before) != len(texts):
@@ -137,7 +139,9 @@ class CoAttention(nn.Module):
         from transformers.models.bert.modeling_bert import BertIntermediate, BertOutput
 
         super().__init__()
-        width, self.heads, self.dropout = sizes.hidden_size, sizes.num_attention_heads, dropout
+        width = sizes.hidden_size
+        self.heads = sizes.num_attention_heads
+        self.dropout = dropout
         for name, config in (("text", text), ("visual", visual)):
             merging = BertConfig.from_dict({**config.to_dict(), "intermediate_size": width})
             stream = nn.Module()
@@ -148,23 +152,28 @@ class CoAttention(nn.Module):
             stream.output = BertOutput(config)  # type: ignore[no-untyped-call]
             setattr(self, name, stream)
 
-    def attended(self, own: str, rows: Rows, chosen: Mapping[str, Any], packing: Any) -> Tensor:
-        """What the rows of stream `own` take of the other stream; `chosen`: the rows that pairs have."""
-        other = "visual" if own == "text" else "text"
-        stream, source, dropout = getattr(self, own), getattr(self, other), self.dropout * self.training
+    def attended(self, name: str, rows: Rows, rows_of_pairs: Mapping[str, Any], packing: Any) -> Tensor:
+        """Attention of the rows of a stream, of each pair, to those of the other stream."""
+        source_name = "visual" if name == "text" else "text"
+        stream = getattr(self, name)
+        source = getattr(self, source_name)
+        dropout = self.dropout * self.training
         # Projections are made once per distinct text and image, then copied to pairs.
-        query = stream.query(rows[own])[chosen[own]]
-        keys, values = (part(rows[other])[chosen[other]] for part in (source.key, source.value))
-        return attend(query, keys, values, self.heads, packing[own], packing[other], dropout=dropout)
+        query = stream.query(rows[name])[rows_of_pairs[name]]
+        keys = source.key(rows[source_name])[rows_of_pairs[source_name]]
+        values = source.value(rows[source_name])[rows_of_pairs[source_name]]
+        return attend(query, keys, values, self.heads, packing[name], packing[source_name], dropout=dropout)
 
-    def forward(self, rows: Rows, chosen: Mapping[str, Any], packing: Any, streams: Sequence[str]) -> Rows:
-        """The chosen rows of some streams after the block."""
-        attended = {own: self.attended(own, rows, chosen, packing) for own in streams}
+    def forward(
+        self, rows: Rows, rows_of_pairs: Mapping[str, Any], packing: Any, streams: Sequence[str]
+    ) -> Rows:
+        """The rows of some streams, of each pair, after the block."""
+        attended = {name: self.attended(name, rows, rows_of_pairs, packing) for name in streams}
         after = dict(rows)
-        for own in reversed(streams):  # in which dropout is drawn
-            stream: Any = getattr(self, own)
-            met = merge(stream.merge, attended[own], rows[own][chosen[own]])
-            after[own] = merge(stream.output, stream.intermediate(met), met)
+        for name in reversed(streams):  # in which dropout is drawn
+            stream: Any = getattr(self, name)
+            merged = merge(stream.merge, attended[name], rows[name][rows_of_pairs[name]])
+            after[name] = merge(stream.output, stream.intermediate(merged), merged)
         return after
 
 
@@ -187,7 +196,8 @@ class Vilbert(nn.Module):
                 "norm": nn.LayerNorm(visual.hidden_size, eps=EPS),
             }
         )
-        self.text_layers, self.visual_layers = text_layers, visual_layers
+        self.text_layers = text_layers
+        self.visual_layers = visual_layers
         self.co_layers = nn.ModuleList(
             CoAttention(text, visual, sizes.co_attention, dropout) for _ in sizes.text_layers_before
         )
@@ -209,12 +219,15 @@ class Vilbert(nn.Module):
     def lower_texts(self, texts: Sequence[Ids], task: int | None) -> list[Tensor]:
         """(rows, hidden) of each text before the first co-attention block. The token of task number `task`,
         if any, stands behind each text's first token and has no position."""
-        table, lengths = self.embeddings, np.array([len(ids) for ids in texts])
-        starts, total = starts_of(lengths), lengths.sum()
+        table = self.embeddings
+        lengths = np.array([len(ids) for ids in texts])
+        starts = starts_of(lengths)
+        total = lengths.sum()
         # The row behind all tokens is the task's, which stands behind the first token of each text.
         with_task = np.insert(np.arange(total), starts + 1, total)
-        given = list(chain.from_iterable(texts)), ranges(np.zeros_like(lengths), lengths), with_task
-        ids, positions, order = indices_on_device(self.device, *given)
+        token_ids = list(chain.from_iterable(texts))
+        places = ranges(np.zeros_like(lengths), lengths)
+        ids, positions, order = indices_on_device(self.device, token_ids, places, with_task)
         embedded = table.word_embeddings(ids) + table.position_embeddings(positions)
         embedded = embedded + table.token_type_embeddings.weight[0]
         if self.task_embeddings is not None:
@@ -262,16 +275,19 @@ class Vilbert(nn.Module):
     def _blocks(self, batch: _Pairs, last: int, *, both: bool) -> Iterator[Rows]:
         """Packed rows after each co-attention block up to number `last`. both: whether the boxes' rows after
         the last block are wanted, too; else they are those before it."""
-        rows, chosen = batch.distinct, batch.rows  # until texts and images meet
+        rows = batch.distinct
+        # Until they meet, a text runs once for all images; behind the first block each pair has its own rows.
+        rows_of_pairs = batch.rows
         for number in range(last + 1):
             if number:
-                rows, chosen = self._behind(batch, rows, number - 1), dict.fromkeys(rows, slice(None))
+                rows = self._behind(batch, rows, number - 1)
+                rows_of_pairs = dict.fromkeys(rows, slice(None))
             streams = ("text", "visual") if both or number < last else ("text",)
-            rows = self.co_layers[number](rows, chosen, batch.packing, streams)
+            rows = self.co_layers[number](rows, rows_of_pairs, batch.packing, streams)
             yield rows
 
     def _behind(self, batch: _Pairs, rows: Rows, number: int) -> Rows:
-        return {name: self._run(name, own, batch.packing[name], number) for name, own in rows.items()}
+        return {name: self._run(name, rows[name], batch.packing[name], number) for name in rows}
 
     def pooled(self, text: States, visual: States) -> tuple[Tensor, Tensor]:
         """(pairs, width) of each stream: ReLU(W h) of the first row of each pair, from `states`."""
@@ -285,9 +301,11 @@ class _Pairs:
 
     def __init__(self, texts: States, regions: States, pairs: Couples) -> None:
         self.distinct: Rows = {"text": torch.cat(list(texts)), "visual": torch.cat(list(regions))}
-        lengths = [np.array([len(rows) for rows in side]) for side in (texts, regions)]
-        chosen = np.array(pairs).T
-        words, boxes = (own[which] for own, which in zip(lengths, chosen, strict=True))
+        text_lengths = np.array([len(rows) for rows in texts])
+        region_lengths = np.array([len(rows) for rows in regions])
+        text_of_pair, image_of_pair = np.array(pairs).T
+        words = text_lengths[text_of_pair]
+        boxes = region_lengths[image_of_pair]
         by_boxes = np.argsort(boxes, kind="stable")
         order: list[int] = []
         parts: list[slice] = []
@@ -298,11 +316,15 @@ class _Pairs:
                 order += by_text[inner].tolist()
         device = self.distinct["text"].device
         self.packing = {
-            name: Packing.of(own[order].tolist(), device, parts)
-            for name, own in (("text", words), ("visual", boxes))
+            "text": Packing.of(words[order].tolist(), device, parts),
+            "visual": Packing.of(boxes[order].tolist(), device, parts),
         }
-        rows = (ranges(starts_of(own)[i], own[i]) for own, i in zip(lengths, chosen[:, order], strict=True))
-        self.rows: dict[str, Any] = dict(zip(self.packing, indices_on_device(device, *rows), strict=True))
+        text_rows, region_rows = indices_on_device(
+            device,
+            ranges(starts_of(text_lengths)[text_of_pair[order]], words[order]),
+            ranges(starts_of(region_lengths)[image_of_pair[order]], boxes[order]),
+        )
+        self.rows: dict[str, Any] = {"text": text_rows, "visual": region_rows}
         self._rank = np.argsort(order).tolist()
 
     def split(self, rows: Rows, stream: str) -> list[Tensor]:
@@ -348,10 +370,11 @@ class VilbertConversion(BertConversion):
     def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         config = super().config(shapes, content, notes)
         sizes = config["architecture"]
-        text, visual = sizes["text"], sizes["visual"]
+        text = sizes["text"]
+        visual = sizes["visual"]
         blocks = count_blocks(shapes, r"co_layers\.(\d+)\.")
-        for name, own in (("text_layers_before", text), ("visual_layers_before", visual)):
-            sizes[name] = self._before(name, own["num_hidden_layers"], blocks)
+        for name, stream in (("text_layers_before", text), ("visual_layers_before", visual)):
+            sizes[name] = self._before(name, stream["num_hidden_layers"], blocks)
         sizes["tasks"] = shapes.get("task_embeddings.weight", (0,))[0]
         return {
             **config,
@@ -361,15 +384,15 @@ class VilbertConversion(BertConversion):
         }
 
     def _before(self, name: str, layers: int, blocks: int) -> list[int]:
-        given: str | None = getattr(self, name)
-        if given is None:
+        stated: str | None = getattr(self, name)
+        if stated is None:
             return [layers - blocks + block for block in range(blocks)]
-        numbers = [int(number) for number in re.findall(r"\d+", given)]
-        well = re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", given) and len(numbers) == blocks
+        numbers = [int(number) for number in re.findall(r"\d+", stated)]
+        well = re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", stated) and len(numbers) == blocks
         if not well or [*numbers, layers] != sorted([*numbers, layers]):
-            found = f"there are {blocks} co-attention blocks and {layers} such layers"
+            problem = f"there are {blocks} co-attention blocks and {layers} such layers"
             fix = "give each block a number of layers, rising, with commas between"
-            raise wrong_option(name, given, found, fix)
+            raise wrong_option(name, stated, problem, fix)
         return numbers
 
     def _task(self, tasks: int, notes: list[str]) -> int | None:
@@ -379,8 +402,8 @@ class VilbertConversion(BertConversion):
                 raise wrong_option("task", task, f"the checkpoint has tasks 0 to {tasks - 1}")
             return task
         if self.task is not None:
-            found = "the checkpoint has no task embeddings, as the pre-trained one"
-            raise wrong_option("task", self.task, found, "leave it out")
+            problem = "the checkpoint has no task embeddings, as the pre-trained one"
+            raise wrong_option("task", self.task, problem, "leave it out")
         notes.append("there are no task embeddings: texts are read without a task token")
         return None
 
@@ -430,18 +453,18 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
         on_device: dict[str, Tensor] = {}  # features by key, until they are given out
 
         def run(states: list[Tensor], pairs: Sequence[Pair]) -> Arriving:
-            found = self._pair_states(states, pairs, block, cache, batch_size)
+            encoded = self._pair_states(states, pairs, block, cache, batch_size)
             if self.device.type == "cuda":
-                on_device.update((key, rows) for (_, _, key), rows in zip(pairs, found, strict=True))
-            return arrays_of(found)
+                on_device.update((key, rows) for (_, _, key), rows in zip(pairs, encoded, strict=True))
+            return arrays_of(encoded)
 
         def features(item: Encoded) -> TokenFeatures:
             if item.arrays is None:
                 return TokenFeatures(None, item.content, item.error)
             keys = [self.pair_key(kind, item.content, ids) for ids in item.extra.ids]
-            there = {key: on_device.pop(key, None) for key in dict.fromkeys(keys)}
-            own = [item.arrays[key] for key in keys]
-            return TokenFeatures(own, item.content, None, [there[key] for key in keys])
+            visible = {key: on_device.pop(key, None) for key in dict.fromkeys(keys)}
+            features = [item.arrays[key] for key in keys]
+            return TokenFeatures(features, item.content, None, [visible[key] for key in keys])
 
         kind = f"tokens{block}"
         return map(features, self.encode_pairs(boxes, captions, run, kind, cache, batch_size))
@@ -484,13 +507,14 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
 
     def canary(self) -> Floats:
         """(3, 2): of three captions, cosines of their words' mean features with two made-up images."""
-        found = self.token_features(self.canary_boxes(), [TEXTS, TEXTS], cache=FeatureCache(0))
+        encoded = self.token_features(self.canary_boxes(), [TEXTS, TEXTS], cache=FeatureCache(0))
         words = [self.words(ids) for ids in self.tokenizer.encode(TEXTS).ids]
-        one, other = (
-            np.stack([rows[own].mean(axis=0) for rows, own in zip(each.features or [], words, strict=True)])
-            for each in found
-        )
-        return cosines(one, other)
+        means = []
+        for image in encoded:
+            features = zip(image.features or [], words, strict=True)
+            means.append(np.stack([rows[of_words].mean(axis=0) for rows, of_words in features]))
+        first, second = means
+        return cosines(first, second)
 
 
 def block_of(config: dict[str, Any], layer: int) -> int:

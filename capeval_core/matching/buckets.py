@@ -21,22 +21,26 @@ from capeval_core.ragged import Integers, ranges, starts_of
 
 def best_matches(x: Sets, y: Sets, of_x: Integers, of_y: Integers, indices: bool) -> tuple[Best, Best]:
     """The best of each row, both ways; see `sets.reference`."""
-    there = np.flatnonzero((x.lengths[of_x] > 0) & (y.lengths[of_y] > 0))
-    order, ends = _buckets(x.lengths[of_x[there]], y.lengths[of_y[there]])
+    both_have_rows = np.flatnonzero((x.lengths[of_x] > 0) & (y.lengths[of_y] > 0))
+    order, ends = _buckets(x.lengths[of_x[both_have_rows]], y.lengths[of_y[both_have_rows]])
+    pairs = both_have_rows[order]
     counts = np.diff(ends, prepend=0)
-    one, other = (_Gathered(*side, there[order], counts, indices) for side in ((x, of_x), (y, of_y)))
-    most = int((counts * one.longest * other.longest).max(initial=0))
-    cells = torch.empty(most, dtype=x.scale.dtype, device="cpu")
+    x_side = _Gathered(x, of_x, pairs, counts, indices)
+    y_side = _Gathered(y, of_y, pairs, counts, indices)
+    # One piece of memory for all buckets, each of which overwrites it: it stays in the cache.
+    most_cells = int((counts * x_side.longest * y_side.longest).max(initial=0))
+    cells = torch.empty(most_cells, dtype=x.scale.dtype, device="cpu")
     for bucket, count in enumerate(counts.tolist()):
-        left, right = one.batch(bucket), other.batch(bucket)
-        shape = count, left.shape[1], right.shape[1]
+        x_rows = x_side.batch(bucket)
+        y_rows = y_side.batch(bucket)
+        shape = (count, x_rows.shape[1], y_rows.shape[1])
         similarity = cells[: shape[0] * shape[1] * shape[2]].view(shape)
-        torch.bmm(left, right.transpose(1, 2), out=similarity)
-        similarity *= one.of_bucket(one.scale, bucket)[:, :, None]
-        similarity *= other.of_bucket(other.scale, bucket)[:, None, :]
-        one.take(similarity, 2, bucket)
-        other.take(similarity, 1, bucket)
-    return one.answer(other.lengths), other.answer(one.lengths)
+        torch.bmm(x_rows, y_rows.transpose(1, 2), out=similarity)
+        similarity *= x_side.of_bucket(x_side.scale, bucket)[:, :, None]
+        similarity *= y_side.of_bucket(y_side.scale, bucket)[:, None, :]
+        x_side.take(similarity, 2, bucket)
+        y_side.take(similarity, 1, bucket)
+    return x_side.answer(y_side.lengths), y_side.answer(x_side.lengths)
 
 
 def _buckets(widths: Integers, heights: Integers) -> tuple[Integers, Integers]:
@@ -62,7 +66,8 @@ def _cuts(widths: Integers, heights: Integers, stratum: Integers) -> Iterator[in
     for bound in bounds.tolist():
         width = int(widths[start:bound].max())
         while start < bound:
-            first, most = start, min(start + LIMITS.bucket_pairs, bound)
+            first = start
+            most = min(start + LIMITS.bucket_pairs, bound)
 
             def rows(stop: int, first: int = first, width: int = width) -> int:
                 return (stop - first) * (width + int(heights[stop - 1]))
@@ -75,24 +80,32 @@ def _cuts(widths: Integers, heights: Integers, stratum: Integers) -> Iterator[in
 
 
 class _Gathered:
-    """One side of all buckets: its rows, bucket by bucket, and the best of each, padding included."""
+    """One side of all buckets: its rows, bucket by bucket, and the best of each, padding included.
+
+    Sets of 2, 3 and 1 rows in a bucket, each padded to the longest by its last row:
+
+        a0 a1 a1 | b0 b1 b2 | c0 c0 c0
+    """
 
     def __init__(self, sets: Sets, which: Integers, order: Integers, counts: Integers, indices: bool) -> None:
-        self.sets, self.which, self.order = sets, which, order
-        chosen = which[order]
-        self.lengths = sets.lengths[chosen]
+        self.sets = sets
+        self.which = which
+        self.order = order
+        ordered_sets = which[order]
+        self.lengths = sets.lengths[ordered_sets]
         begins = starts_of(counts)
         self.longest = np.maximum.reduceat(self.lengths, begins) if len(counts) else counts
         self.padded = np.repeat(self.longest, counts)
-        first = sets.starts[chosen]
-        last = np.repeat(first + self.lengths - 1, self.padded)
-        self.rows = torch.from_numpy(np.minimum(ranges(first, self.padded), last))
+        first_rows = sets.starts[ordered_sets]
+        last_rows = np.repeat(first_rows + self.lengths - 1, self.padded)
+        self.rows = torch.from_numpy(np.minimum(ranges(first_rows, self.padded), last_rows))
         self.scale = sets.scale[self.rows]
         self.ends = np.append(0, np.cumsum(counts * self.longest)).tolist()
         self.maxima = torch.empty_like(self.scale)
-        self.found = torch.empty_like(self.rows) if indices else None
-        most = int((counts * self.longest)[counts > 1].max(initial=0))
-        self.space = torch.empty(most, sets.rows.shape[1], dtype=sets.rows.dtype, device="cpu")
+        self.nearest = torch.empty_like(self.rows) if indices else None
+        # A bucket of one pair is a slice of the sets, and needs no space.
+        most_rows = int((counts * self.longest)[counts > 1].max(initial=0))
+        self.space = torch.empty(most_rows, sets.rows.shape[1], dtype=sets.rows.dtype, device="cpu")
         self.wide = self.space if self.scale.dtype == self.space.dtype else self.space.to(self.scale.dtype)
 
     def of_bucket(self, values: Tensor, bucket: int) -> Tensor:
@@ -106,28 +119,31 @@ class _Gathered:
         if len(rows) == 1:
             start = int(rows[0, 0])
             return self.sets.rows[None, start : start + rows.shape[1]].to(self.scale.dtype)
-        space, wide = self.space[: rows.numel()], self.wide[: rows.numel()]
+        space = self.space[: rows.numel()]
+        wide = self.wide[: rows.numel()]
         torch.index_select(self.sets.rows, 0, rows.flatten(), out=space)
-        return (wide if wide.dtype == space.dtype else wide.copy_(space)).view(*rows.shape, -1)
+        if wide.dtype != space.dtype:
+            wide.copy_(space)
+        return wide.view(*rows.shape, -1)
 
     def take(self, similarity: Tensor, axis: int, bucket: int) -> None:
         """Keep the best over that axis of a bucket's similarities (pairs, x rows, y rows)."""
         maxima = self.of_bucket(self.maxima, bucket)
-        if self.found is None:
+        if self.nearest is None:
             torch.amax(similarity, axis, out=maxima)
         else:
-            torch.max(similarity, axis, out=(maxima, self.of_bucket(self.found, bucket)))
+            torch.max(similarity, axis, out=(maxima, self.of_bucket(self.nearest, bucket)))
 
-    def answer(self, others: Integers) -> Best:
-        """The best of the rows themselves, as the pairs were asked for; `others`: rows of each other set."""
-        maxima, indices = best = self.sets.unmatched(self.which, self.found is not None)
+    def answer(self, partner_lengths: Integers) -> Best:
+        """The best of the rows themselves, as the pairs were asked for."""
+        best = self.sets.unmatched(self.which, self.nearest is not None)
+        maxima, indices = best
         starts = starts_of(self.sets.lengths[self.which])[self.order]
-        places, real = (
-            torch.from_numpy(ranges(begin, self.lengths)) for begin in (starts, starts_of(self.padded))
-        )
-        maxima[places] = self.maxima[real]
-        if indices is not None and self.found is not None:
-            # What was found beyond the set is its last row too, which may come first by a rounding.
-            last = torch.from_numpy(np.repeat(others - 1, self.lengths))
-            indices[places] = torch.minimum(self.found[real], last)
+        places = torch.from_numpy(ranges(starts, self.lengths))
+        without_padding = torch.from_numpy(ranges(starts_of(self.padded), self.lengths))
+        maxima[places] = self.maxima[without_padding]
+        if indices is not None and self.nearest is not None:
+            # A match beyond the partner is its last row too, which may come first by a rounding.
+            last = torch.from_numpy(np.repeat(partner_lengths - 1, self.lengths))
+            indices[places] = torch.minimum(self.nearest[without_padding], last)
         return best

@@ -139,12 +139,13 @@ def greedy_match(
     problems = Problems()
     x_side = _Side("x", problems, x, x_lengths, x_of_pair, x_weights, y_padded, weighted_similarity)
     y_side = _Side("y", problems, y, y_lengths, y_of_pair, y_weights, x_padded, weighted_similarity)
-    Problems(one for one in problems if issubclass(one.kind, TypeError)).raise_if_any()  # others follow
+    # A wrong type makes other problems, which would be noise.
+    Problems(problem for problem in problems if issubclass(problem.kind, TypeError)).raise_if_any()
     sides = x_side, y_side
     if all(side.usable for side in sides):
         if x.shape[1] != y.shape[1]:
-            found = f"x has rows of {x.shape[1]} numbers, y of {y.shape[1]}"
-            problems.add(f"{found}: take both from the same encoder")
+            problem = f"x has rows of {x.shape[1]} numbers, y of {y.shape[1]}"
+            problems.add(f"{problem}: take both from the same encoder")
         if x.dtype != y.dtype:
             problems.add(f"x is {x.dtype}, y is {y.dtype}: convert one of them", TypeError)
         if x.device != y.device:
@@ -166,20 +167,20 @@ def greedy_match(
         x_side.begin(x_sets)
         y_side.begin(y_sets)
         for part in _parts(x_side.lengths + y_side.lengths, LIMITS.matched_rows[device.type]):
-            chosen = x_side.of_pair[part], y_side.of_pair[part]
+            sets_of_pairs = x_side.of_pair[part], y_side.of_pair[part]
             with exact_float32(device):
-                best = _PATHS[path](x_side.sets, y_side.sets, *chosen, return_indices)
-            for side, own in zip(sides, best, strict=True):
-                side.take(own, part, return_maxima)
+                best = _PATHS[path](x_side.sets, y_side.sets, *sets_of_pairs, return_indices)
+            for side, best_of_side in zip(sides, best, strict=True):
+                side.take(best_of_side, part, return_maxima)
         if x_sets.odd is not None and x_sets.odd.item():
             raise OddRowError
         f = harmonic_mean(x_side.means.clamp(min=0), y_side.means.clamp(min=0))
         means = {"precision": x_side.means, "recall": y_side.means, "f": f}
-        found = {name: mean.to(x_sets.scale.dtype) for name, mean in means.items()}
-        found |= {f"{side.name}_weightless": side.totals == 0 for side in sides}
+        fields = {name: mean.to(x_sets.scale.dtype) for name, mean in means.items()}
         for side in sides:
-            found |= side.kept(return_maxima, return_indices)
-        return GreedyMatch(**found).to(x.device)
+            fields[f"{side.name}_weightless"] = side.totals == 0
+            fields |= side.evidence(return_maxima, return_indices)
+        return GreedyMatch(**fields).to(x.device)
 
     if not weighted_similarity and _gain_by_own_norms(path, sides):
         odd = torch.zeros(1, dtype=torch.int32, device=device)
@@ -206,17 +207,21 @@ class _Side:
         padded: object,
         weighted: bool,
     ) -> None:
-        self.name, self.problems, self.weighted = name, problems, weighted
+        self.name = name
+        self.problems = problems
+        self.weighted = weighted
         self.usable = self._is_matrix(rows)
         self.rows = rows if self.usable else torch.empty(0, 0, device="cpu")
         self.set_lengths = self._whole(f"{name}_lengths", lengths)
         before = len(problems)
         for i in np.flatnonzero(self.set_lengths < 0):
             problems.add(f"{name}_lengths[{i}] is {self.set_lengths[i]}: a set has 0 rows or more")
-        total, count = self.set_lengths.sum(), len(self.rows)
+        total = self.set_lengths.sum()
+        count = len(self.rows)
         if len(problems) == before and self.usable and total != count:
             problems.add(f"{name}_lengths add up to {total}, but {name} has {count} rows")
-        sets, key = len(self.set_lengths), f"{name}_of_pair"
+        sets = len(self.set_lengths)
+        key = f"{name}_of_pair"
         self.of_pair = np.arange(sets) if of_pair is None else self._whole(key, of_pair)
         for p in np.flatnonzero((self.of_pair < 0) | (self.of_pair >= sets)):
             problems.add(f"{key}[{p}] is {self.of_pair[p]}: there are {sets} {name} sets, counted from 0")
@@ -228,33 +233,35 @@ class _Side:
     def _is_matrix(self, rows: object) -> bool:
         """Whether these are floating-point rows; notes why not."""
         if not isinstance(rows, Tensor):
-            found = f"is a {type(rows).__name__}: pass a torch tensor (rows, D)"
+            problem = f"is a {type(rows).__name__}: pass a torch tensor (rows, D)"
         elif rows.dtype not in _DTYPES:
-            found = f"is {rows.dtype}: convert it to float16, bfloat16, float32 or float64"
+            problem = f"is {rows.dtype}: convert it to float16, bfloat16, float32 or float64"
         elif rows.dim() != 2:
-            found = f"has shape {tuple(rows.shape)}: pack the rows of all sets into (rows, D)"
-            self.problems.add(f"{self.name} {found}")
+            problem = f"has shape {tuple(rows.shape)}: pack the rows of all sets into (rows, D)"
+            self.problems.add(f"{self.name} {problem}")
             return False
         else:
             return True
-        self.problems.add(f"{self.name} {found}", TypeError)
+        self.problems.add(f"{self.name} {problem}", TypeError)
         return False
 
     def _whole(self, name: str, values: object) -> Integers:
         """A flat list, array or tensor of whole numbers."""
         array = _array(values)
         if array.shape != (0,) and (array.ndim != 1 or array.dtype.kind not in "iu"):
-            found = f"{name} has shape {array.shape} and type {array.dtype}"
-            self.problems.add(f"{found}: pass a flat list of whole numbers", TypeError)
+            problem = f"{name} has shape {array.shape} and type {array.dtype}"
+            self.problems.add(f"{problem}: pass a flat list of whole numbers", TypeError)
             array = np.empty(0)
         return array.astype(np.int64)
 
     def _weights(self, values: object) -> Tensor | None:
         """One finite weight of 0 or more for every row, as float64."""
-        array, name, count = _array(values), f"{self.name}_weights", len(self.rows)
+        array = _array(values)
+        name = f"{self.name}_weights"
+        count = len(self.rows)
         if array.dtype.kind not in "fiub" or array.shape != (count,):
-            found = f"{name} has shape {array.shape} and type {array.dtype}"
-            self.problems.add(f"{found}: give each of the {count} rows of {self.name} one number")
+            problem = f"{name} has shape {array.shape} and type {array.dtype}"
+            self.problems.add(f"{problem}: give each of the {count} rows of {self.name} one number")
             return None
         numbers = array.astype(np.float64)
         for i in np.flatnonzero(~((numbers >= 0) & (numbers <= _HEAVIEST))):
@@ -263,12 +270,13 @@ class _Side:
 
     def _flags(self, name: str, values: object) -> Tensor | None:
         """One flag for each pair; None as well if no pair has it."""
-        array, count = _array(values), len(self.of_pair)
+        array = _array(values)
+        count = len(self.of_pair)
         if array.dtype.kind == "b" and array.shape in ((), (count,)):
             return torch.from_numpy(np.broadcast_to(array, count).copy()) if array.any() else None
         if array.size or count:
-            found = f"{name} has shape {array.shape} and type {array.dtype}"
-            self.problems.add(f"{found}: pass one bool, or one for each of the {count} pairs")
+            problem = f"{name} has shape {array.shape} and type {array.dtype}"
+            self.problems.add(f"{problem}: pass one bool, or one for each of the {count} pairs")
         return None
 
     def unmeasured(self, device: torch.device, odd: Tensor) -> Sets:
@@ -280,7 +288,8 @@ class _Side:
     def measured(self, device: torch.device) -> Sets:
         """The sets with the scale of every row, found in one pass that also finds what is not finite."""
         rows = self.rows.detach().to(device).contiguous()
-        wide, lengths = _wide(rows), self.set_lengths
+        wide = _wide(rows)
+        lengths = self.set_lengths
         widened = rows.dtype != wide and rows.device.type == "cpu"  # a GPU widens them as it reads
         step = _BLOCK if widened else max(len(rows), 1)
         starts = range(0, len(rows) or 1, step)
@@ -294,9 +303,11 @@ class _Side:
                 owner = int(np.searchsorted(ends, row, side="right"))
                 place = f"{self.name}[{row}], row {row - int(ends[owner] - lengths[owner])} of set {owner}"
                 self.problems.add(f"{place}, holds NaN or infinity: correct or drop it")
-            there = peaks[:, 0] > 0
-            if there.any():
-                odd, some, peaks = odd[there], some[there], peaks[there]
+            not_zero = peaks[:, 0] > 0
+            if not_zero.any():
+                odd = odd[not_zero]
+                some = some[not_zero]
+                peaks = peaks[not_zero]
                 # By powers of two, so that 16-bit rows lose nothing.
                 digits, exponents = torch.frexp(some)
                 some = torch.ldexp(digits, (exponents - torch.frexp(peaks).exponent).clamp_(max=0))
@@ -339,23 +350,26 @@ class _Side:
             shift = self.sets.starts[self.of_pair[part]] - starts_of(self.lengths[part])
             places = torch.repeat_interleave(on_device(shift, device), lengths, output_size=len(values))
             values = values * self.weights[places + torch.arange(len(values), device=device)]
-        sums, totals = _sums(values, lengths), self.totals[part]
+        sums = _sums(values, lengths)
+        totals = self.totals[part]
         self.means[part] = torch.where(totals > 0, sums / torch.where(totals > 0, totals, 1), 0)
         if keep:
             self.maxima.append(maxima)
         if indices is not None:
             self.indices.append(indices)
 
-    def kept(self, maxima: bool, indices: bool) -> dict[str, Tensor]:
+    def evidence(self, maxima: bool, indices: bool) -> dict[str, Tensor]:
         """What was asked for of the rows, by its name in `GreedyMatch`."""
-        found, nothing, name = dict[str, Tensor](), self.sets.scale[:0], self.name
+        evidence = dict[str, Tensor]()
+        nothing = self.sets.scale[:0]
+        name = self.name
         if maxima or indices:
-            found[f"{name}_offsets"] = on_device(np.append(0, np.cumsum(self.lengths)), self.device)
+            evidence[f"{name}_offsets"] = on_device(np.append(0, np.cumsum(self.lengths)), self.device)
         if maxima:
-            found[f"{name}_maxima"] = torch.cat([nothing, *self.maxima])
+            evidence[f"{name}_maxima"] = torch.cat([nothing, *self.maxima])
         if indices:
-            found[f"{name}_indices"] = torch.cat([nothing.long(), *self.indices])
-        return found
+            evidence[f"{name}_indices"] = torch.cat([nothing.long(), *self.indices])
+        return evidence
 
 
 def _likely_fastest(device: torch.device, dtype: torch.dtype, pair_rows: float) -> PathName:
@@ -372,7 +386,8 @@ def _likely_fastest(device: torch.device, dtype: torch.dtype, pair_rows: float) 
 def _problem_of(name: str, device: torch.device, dtype: torch.dtype) -> str:
     """Why a way cannot be taken, to stand behind its name; '' if it can."""
     if name not in get_args(PathName):
-        near, known = did_you_mean(str(name), get_args(PathName)), ", ".join(get_args(PathName))
+        near = did_you_mean(str(name), get_args(PathName))
+        known = ", ".join(get_args(PathName))
         return f" is not known{near} (known: {known})"
     if name in ("slices", "buckets") and device.type != "cpu":
         return f", but the rows are on {device}: move them with .cpu()"
@@ -408,16 +423,19 @@ def _as_reference(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernels, in one tile and over several, do what plain matching does."""
 
     def trials() -> Iterator[tuple[str, Tensor, Tensor]]:
-        lengths, of_x, of_y = np.array([3, 20, 150]), np.array([0, 2]), np.array([1, 2])
+        lengths = np.array([3, 20, 150])
+        of_x = np.array([0, 2])
+        of_y = np.array([1, 2])
         rows = torch.linspace(1, 40, 173 * 40, device=device).square().cos().view(173, 40).to(dtype)
-        scale, odd = 1 / rows.float().norm(dim=1), torch.zeros(1, dtype=torch.int32, device=device)
+        scale = 1 / rows.float().norm(dim=1)
+        odd = torch.zeros(1, dtype=torch.int32, device=device)
         x = Sets(rows, scale, lengths, measured=False, odd=odd)
         y = replace(x, rows=rows.roll(1, 0), scale=scale.roll(1))
         both = (way(x, y, of_x, of_y, True) for way in (_triton, reference))
         for ours, plain in zip(*both, strict=True):
-            for name, own, expected in zip(("a maximum", "an index"), ours, plain, strict=True):
-                assert own is not None and expected is not None
-                yield name, own, expected
+            for name, by_kernel, expected in zip(("a maximum", "an index"), ours, plain, strict=True):
+                assert by_kernel is not None and expected is not None
+                yield name, by_kernel, expected
 
     return kernels_agree("Triton's matching", device, dtype, trials())
 
@@ -428,7 +446,8 @@ def _gain_by_own_norms(path: str, sides: Sequence[_Side]) -> bool:
     # must be large, and met few more than once, since their norms are found each time.
     rows = 0.0
     for side in sides if path in ("slices", "triton") else ():
-        lengths, met = side.set_lengths, np.bincount(side.of_pair, minlength=len(side.set_lengths))
+        lengths = side.set_lengths
+        met = np.bincount(side.of_pair, minlength=len(side.set_lengths))
         if not len(lengths) or not lengths.min() or not met.min():
             return False
         if path == "slices" and (met * lengths).sum() > 1.5 * lengths.sum():
@@ -454,7 +473,9 @@ def _sums(values: Tensor, lengths: Tensor) -> Tensor:
 def match_arrays(x: Sequence[NDArray[Any]], y: Sequence[NDArray[Any]], **settings: Any) -> GreedyMatch:
     """`greedy_match` of sets that are arrays, with the maxima; one set alone is not copied."""
     alone = [len(sets) == 1 and sets[0].flags.writeable for sets in (x, y)]
-    arrays = [sets[0] if one else np.concatenate(sets) for sets, one in zip((x, y), alone, strict=True)]
+    arrays = [
+        sets[0] if is_alone else np.concatenate(sets) for sets, is_alone in zip((x, y), alone, strict=True)
+    ]
     x_rows, y_rows = map(torch.from_numpy, arrays)
     return greedy_match(x_rows, y_rows, [*map(len, x)], [*map(len, y)], return_maxima=True, **settings)
 

@@ -20,8 +20,8 @@ class Sets:
     """Sets of rows: `rows` (n, D), one set after the other; set s is lengths[s] rows from starts[s] on.
     `scale` (n,) turns a product of rows into a cosine: 1 / norm, or 1 for an all-zero row. It may hold a
     weight as well, so that weighted similarities need nothing more. It is float64 for float64 rows, else
-    float32. Where it is not `measured` yet it means nothing: paths that take such sets find norms beside the
-    products (`slices` writes their squares there). A row without an ordinary norm needs a second look:
+    float32. Where it is not `measured` yet it means nothing: paths that take such sets find norms along with
+    the products (`slices` writes their squares there). A row without an ordinary norm needs a second look:
     `slices` raises OddRowError for one, and kernels set `odd` (1,) to 1, which is read at the end."""
 
     rows: Tensor
@@ -36,9 +36,11 @@ class Sets:
 
     def unmatched(self, which: Integers, indices: bool) -> Best:
         """The answer for rows of these sets that meet an empty set, to be overwritten for all others."""
-        size, device = int(self.lengths[which].sum()), self.rows.device
-        found = torch.full((size,), -1, dtype=torch.int64, device=device) if indices else None
-        return torch.zeros(size, dtype=self.scale.dtype, device=device), found
+        size = int(self.lengths[which].sum())
+        device = self.rows.device
+        maxima = torch.zeros(size, dtype=self.scale.dtype, device=device)
+        nearest = torch.full((size,), -1, dtype=torch.int64, device=device) if indices else None
+        return maxima, nearest
 
     def scaled(self, which: int) -> Tensor:
         """The rows of a set, scaled before they are multiplied: so no product leaves the range of numbers."""
@@ -59,15 +61,17 @@ def ordinary(norms: Tensor) -> Tensor:
 def reference(x: Sets, y: Sets, of_x: Integers, of_y: Integers, indices: bool) -> tuple[Best, Best]:
     """The best of each side, pair after pair, on any device. x, y: the sets. of_x, of_y: which of them pair p
     has. indices: whether they are wanted."""
-    found = x.unmatched(of_x, indices), y.unmatched(of_y, indices)
-    starts = (starts_of(sets.lengths[which]).tolist() for sets, which in ((x, of_x), (y, of_y)))
-    for i, j, *begins in zip(of_x.tolist(), of_y.tolist(), *starts, strict=True):
-        similarity = x.scaled(i) @ y.scaled(j).T
+    best = (x.unmatched(of_x, indices), y.unmatched(of_y, indices))
+    x_starts = starts_of(x.lengths[of_x]).tolist()
+    y_starts = starts_of(y.lengths[of_y]).tolist()
+    pairs = zip(of_x.tolist(), of_y.tolist(), x_starts, y_starts, strict=True)
+    for x_set, y_set, x_start, y_start in pairs:
+        similarity = x.scaled(x_set) @ y.scaled(y_set).T
         if not similarity.numel():
             continue
-        for (maxima, nearest), start, axis in zip(found, begins, (1, 0), strict=True):
-            best, which = similarity.max(axis)
-            maxima[start : start + len(best)] = best
+        for (maxima, nearest), start, axis in zip(best, (x_start, y_start), (1, 0), strict=True):
+            values, indices_of_values = similarity.max(axis)
+            maxima[start : start + len(values)] = values
             if nearest is not None:
-                nearest[start : start + len(best)] = which
-    return found
+                nearest[start : start + len(values)] = indices_of_values
+    return best

@@ -82,21 +82,31 @@ def match_kernel(
     (n, WIDTH) rows; MEASURED: with their scales, else 1 / norm is found here. SPLIT: the sets have more rows,
     of which other programs take theirs, so that maxima meet in x_codes and y_codes."""
     line = work + tl.program_id(0).to(tl.int64) * 8
-    x_first, x_rows, x_at = tl.load(line).to(tl.int64), tl.load(line + 1), tl.load(line + 2)
-    y_first, y_rows, y_at = tl.load(line + 3).to(tl.int64), tl.load(line + 4), tl.load(line + 5)
-    x_offset, y_offset = tl.load(line + 6), tl.load(line + 7)
-    rows, columns, dims = tl.arange(0, BLOCK_X), tl.arange(0, BLOCK_Y), tl.arange(0, BLOCK_D)
-    in_x, in_y = rows < x_rows, columns < y_rows
+    x_first = tl.load(line).to(tl.int64)
+    x_rows = tl.load(line + 1)
+    x_at = tl.load(line + 2)
+    y_first = tl.load(line + 3).to(tl.int64)
+    y_rows = tl.load(line + 4)
+    y_at = tl.load(line + 5)
+    x_offset = tl.load(line + 6)
+    y_offset = tl.load(line + 7)
+    rows = tl.arange(0, BLOCK_X)
+    columns = tl.arange(0, BLOCK_Y)
+    dims = tl.arange(0, BLOCK_D)
+    in_x = rows < x_rows
+    in_y = columns < y_rows
     a_place = x + x_first * WIDTH + (rows[:, None] * WIDTH + dims[None, :])
     b_place = y + y_first * WIDTH + (columns[:, None] * WIDTH + dims[None, :])
     tile = tl.zeros((BLOCK_X, BLOCK_Y), tl.float32)
     x_squares = tl.zeros((BLOCK_X, BLOCK_D // 8), tl.float32)
     y_squares = tl.zeros((BLOCK_Y, BLOCK_D // 8), tl.float32)
     for d in range(0, WIDTH, BLOCK_D):
-        a_inside, b_inside = in_x[:, None], in_y[:, None]
+        a_inside = in_x[:, None]
+        b_inside = in_y[:, None]
         if WIDTH % BLOCK_D != 0:
             in_d = (d + dims < WIDTH)[None, :]
-            a_inside, b_inside = a_inside & in_d, b_inside & in_d
+            a_inside = a_inside & in_d
+            b_inside = b_inside & in_d
         a = tl.load(a_place + d, mask=a_inside, other=0.0)
         b = tl.load(b_place + d, mask=b_inside, other=0.0)
         if not MEASURED:
@@ -107,7 +117,8 @@ def match_kernel(
         scale_x = tl.load(x_scale + x_first + rows, mask=in_x, other=0.0)
         scale_y = tl.load(y_scale + y_first + columns, mask=in_y, other=0.0)
     else:
-        scale_x, scale_y = _scale(x_squares, in_x, odd), _scale(y_squares, in_y, odd)
+        scale_x = _scale(x_squares, in_x, odd)
+        scale_y = _scale(y_squares, in_y, odd)
     tile = tile * scale_x[:, None] * scale_y[None, :]
     tile = tl.where(in_x[:, None] & in_y[None, :], tile, float("-inf"))
     _best(tile, 1, x_at + rows, y_offset, in_x, x_best, x_index, x_codes, INDICES, SPLIT)
@@ -135,13 +146,15 @@ def _options(x: int, y: int, width: int, size: int) -> dict[str, int | bool]:
     # ones would need more registers than there are.
     aligned = math.gcd(width * size, 16)
     depth = min(max(16, 8 * aligned // size), max(16, triton.next_power_of_2(width)))
-    cells, stages = x * y, 3
+    cells = x * y
+    stages = 3
     if size == 4:
         warps = 1 if cells <= 512 else 2 if cells <= 2048 else 8
     else:
         warps = 1 if cells <= 512 else 2 if cells <= 1024 else 4 if cells <= 8192 else 8
         if cells >= 8192:  # so that two programs and more fit a multiprocessor
-            depth, stages = max(16, depth // 2), 4
+            depth = max(16, depth // 2)
+            stages = 4
     if aligned < 8:
         warps *= 2
     # Fused multiply-add is asked for by name, since Triton is changing its default.
@@ -155,9 +168,11 @@ def match(x: Sets, y: Sets, of_x: Integers, of_y: Integers, indices: bool) -> tu
     rows = x.rows, y.rows
     if INTERPRETED and rows[0].dtype == torch.bfloat16:  # which the interpreter multiplies as whole numbers
         rows = x.rows.float(), y.rows.float()
-    device, width, size = rows[0].device, rows[0].shape[1], rows[0].element_size()
+    device = rows[0].device
+    width = rows[0].shape[1]
+    size = rows[0].element_size()
     best = x.unmatched(of_x, indices), y.unmatched(of_y, indices)
-    maxima = [own for own, _ in best]
+    maxima = [values for values, _ in best]
     number = np.int32 if max(map(len, (*rows, *maxima))) < 1 << 31 else np.int64
     sides = []
     for sets, which in ((x, of_x), (y, of_y)):
@@ -167,25 +182,25 @@ def match(x: Sets, y: Sets, of_x: Integers, of_y: Integers, indices: bool) -> tu
     table = torch.from_numpy(work).to(device, non_blocking=True)
     odd = torch.zeros(1, dtype=torch.int32, device=device) if x.odd is None else x.odd
     split = any(kind.split for kind in kinds)
-    sizes = [len(own) if split else 1 for own in maxima]
+    sizes = [len(values) if split else 1 for values in maxima]
     codes = [torch.full((count,), LOWEST, dtype=torch.int64, device=device) for count in sizes]
-    found = [code if index is None else index for code, (_, index) in zip(codes, best, strict=True)]
+    nearest = [code if index is None else index for code, (_, index) in zip(codes, best, strict=True)]
     scale = (x.scale, y.scale) if x.measured else rows
     for kind in kinds:
-        one, other = (1, 0) if kind.swapped else (0, 1)
+        large, small = (1, 0) if kind.swapped else (0, 1)  # the side with the larger block comes first
         match_kernel[(kind.stop - kind.start,)](
-            rows[one], rows[other], scale[one], scale[other], table[kind.start : kind.stop],
-            maxima[one], maxima[other], found[one], found[other], codes[one], codes[other], odd,
+            rows[large], rows[small], scale[large], scale[small], table[kind.start : kind.stop],
+            maxima[large], maxima[small], nearest[large], nearest[small], codes[large], codes[small], odd,
             WIDTH=width, MEASURED=x.measured, INDICES=indices, SPLIT=kind.split,
             **_options(kind.x, kind.y, width, size),
         )  # fmt: skip
-    for code, (own, index) in zip(codes, best, strict=True) if split else ():
-        there = code != LOWEST
+    for code, (values_of_side, index) in zip(codes, best, strict=True) if split else ():
+        has_value = code != LOWEST
         bits = (code >> 32).to(torch.int32)
         values = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).view(torch.float32)
-        torch.where(there, values, own, out=own)
+        torch.where(has_value, values, values_of_side, out=values_of_side)
         if index is not None:
-            torch.where(there, 0x7FFFFFFF - (code & 0xFFFFFFFF), index, out=index)
+            torch.where(has_value, 0x7FFFFFFF - (code & 0xFFFFFFFF), index, out=index)
     return best
 
 
@@ -202,12 +217,15 @@ def _work(x: Work, y: Work, sizes: tuple[int, ...]) -> tuple[list[Kind], Work]:
     kind[(x[1] == 0) | (y[1] == 0)] = 255
     counts = np.bincount(kind, minlength=256)
     table = np.zeros((len(kind), FIELDS), np.result_type(*x, *y))
-    for column, (one, other) in enumerate(zip(x, y, strict=True)):
-        table[:, column] = np.where(swapped, other, one)
-        table[:, column + 3] = np.where(swapped, one, other)
+    for column, (of_x, of_y) in enumerate(zip(x, y, strict=True)):
+        table[:, column] = np.where(swapped, of_y, of_x)
+        table[:, column + 3] = np.where(swapped, of_x, of_y)
     if counts.max(initial=0) < len(kind):
         table = table[np.argsort(kind, kind="stable")]
-    kinds, parts, start, line = [], [], 0, 0
+    kinds = []
+    parts = []
+    start = 0
+    line = 0
     for which in np.flatnonzero(counts[:255]).tolist():
         part = table[start : start + counts[which]]
         start += counts[which]
@@ -220,8 +238,8 @@ def _work(x: Work, y: Work, sizes: tuple[int, ...]) -> tuple[list[Kind], Work]:
         swap = which // (many + 1) < which % (many + 1)
         kinds.append(Kind(line, line + len(part), sizes[large], sizes[small], swap, split))
         line += len(part)
-    whole = line == len(table) and not any(kind.split for kind in kinds)
-    return kinds, table if whole else np.concatenate([table[:0], *parts])
+    is_table = line == len(table) and not any(kind.split for kind in kinds)  # spares a copy
+    return kinds, table if is_table else np.concatenate([table[:0], *parts])
 
 
 def _blocks(part: Work, size: int) -> Work:

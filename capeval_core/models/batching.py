@@ -35,7 +35,7 @@ def count_forwards() -> Iterator[ForwardCount]:
     try:
         yield count
     finally:
-        _COUNTS[:] = [other for other in _COUNTS if other is not count]
+        _COUNTS[:] = [open_count for open_count in _COUNTS if open_count is not count]
 
 
 class BatchSize:
@@ -43,7 +43,8 @@ class BatchSize:
     halved whenever memory runs out; of one that the user gave an error says to lower it."""
 
     def __init__(self, size: int, *, automatic: bool) -> None:
-        self.size, self.automatic = size, automatic
+        self.size = size
+        self.automatic = automatic
 
     def run(
         self,
@@ -79,7 +80,8 @@ class BatchSize:
         """Where the batch ends that begins at an item: it holds one at least."""
         if isinstance(cost, int):
             return min(count, start + max(1, self.size // cost))
-        stop, units = start + 1, cost[start]
+        stop = start + 1
+        units = cost[start]
         while stop < count and units + cost[stop] <= self.size:
             units += cost[stop]
             stop += 1

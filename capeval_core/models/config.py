@@ -1,4 +1,19 @@
-"""A part of a config as a frozen dataclass: names, types and bounds checked, all problems at once."""
+"""A part of a config as a frozen dataclass: names, types and bounds checked, all problems at once.
+
+A field says by its type what its value may be:
+
+    Annotated[int, range(1, 101)]           a whole number of this range
+    Annotated[float, (0, 1)]                a number above 0, at most 1
+    Annotated[list[int], range(9)]          a list of such numbers, also of numbers by (low, high)
+    Annotated[list[int], range(9), 4]       exactly four of them
+    Annotated[int | list[int], range(9), 4] one number, or four
+    Annotated[str, "a text"]                a value of this type, told by these words if it is not
+    Literal["pre", "post"]                  one of these values
+    Part, another dataclass                 an object, read by the same rules
+    X | None                                may be missing; so may a field with a default
+
+A subclass of `Closed` has no other keys; other dataclasses ignore what they do not name.
+"""
 
 from __future__ import annotations
 
@@ -32,23 +47,28 @@ class Closed:
 def read(kind: type[T], section: Any, where: str = "architecture") -> T:
     """A part of a config, or a WeightsError that names what is missing, of another type or out of bounds."""
     problems: list[str] = []
-    found: T | None = _read(kind, section, where, problems)
-    if found is None:
+    section_values: T | None = _read(kind, section, where, problems)
+    if section_values is None:
         raise WeightsError(f"in the config, {'; '.join(problems)}: convert the weights again")
-    return found
+    return section_values
 
 
 def _read(kind: Any, section: Any, where: str, problems: list[str]) -> Any:
     if not isinstance(section, Mapping):
         problems.append(f"{where} is {section!r:.60}, expected an object")
         return None
-    hints, values, before = get_type_hints(kind, include_extras=True), dict[str, Any](), len(problems)
-    names, inside = {field.name for field in fields(kind)}, f"{where}." if where else ""
+    hints = get_type_hints(kind, include_extras=True)
+    values = dict[str, Any]()
+    before = len(problems)
+    names = {field.name for field in fields(kind)}
+    inside = f"{where}." if where else ""
     unknown = sorted(name for name, value in section.items() if value is not None and name not in names)
     if unknown and issubclass(kind, Closed):
         problems.append(f"{where} has {', '.join(unknown)!r:.60}, which is not known here")
     for field in fields(kind):
-        value, hint, key = section.get(field.name), hints[field.name], f"{inside}{field.name}"
+        value = section.get(field.name)
+        hint = hints[field.name]
+        key = f"{inside}{field.name}"
         if optional := type(None) in get_args(hint):
             hint = get_args(hint)[0]
         if value is None and field.default is not MISSING:
@@ -77,16 +97,19 @@ def _problem(value: Any, hint: Any) -> str:
     if isinstance(bounds, str):
         kinds = tuple(get_origin(each) for each in get_args(type_)) or type_
         return "" if isinstance(value, kinds) else bounds
-    several, whole = get_origin(type_) in (list, Sequence), isinstance(bounds, range)
+    several = get_origin(type_) in (list, Sequence)
+    is_integer = isinstance(bounds, range)
     if get_origin(type_) is UnionType:
         several = isinstance(value, list)
     numbers = value if several and isinstance(value, (list, tuple)) else [None if several else value]
-    usable = (int,) if whole else (int, float)
+    usable = (int,) if is_integer else (int, float)
     fit = all(isinstance(each, usable) and not isinstance(each, bool) for each in numbers)
     # Above the first bound, for a range at it, and at most the last; NaN and infinity are neither.
-    fit = fit and all(each in bounds if whole else bounds[0] < each <= bounds[1] for each in numbers)
+    fit = fit and all(each in bounds if is_integer else bounds[0] < each <= bounds[1] for each in numbers)
     if fit and numbers and (not several or count in (None, len(numbers))):
         return ""
-    kind = ("whole number" if whole else "number") + "s" * several
-    low, high = (bounds[0], bounds[-1]) if whole else (round(bounds[0], 6) + 0.0, bounds[1])
+    kind = "whole number" if is_integer else "number"
+    if several:
+        kind += "s"
+    low, high = (bounds[0], bounds[-1]) if is_integer else (round(bounds[0], 6) + 0.0, bounds[1])
     return f"{(count or '') if several else 'a'} {kind} from {low:,} to {high:,}".strip()

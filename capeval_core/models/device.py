@@ -40,8 +40,9 @@ def resolve_device(name: str | None) -> torch.device:
     if device.type not in ("cpu", *backends):
         raise wrong_option("device", name, "cannot run the encoders", expected)
     if device.type != "cpu" and not backends[device.type].is_available():
-        found, fix = f"no {device.type.upper()} GPU can be used here", setting("device", "cpu", "pass ")
-        raise wrong_option("device", name, found, fix)
+        problem = f"no {device.type.upper()} GPU can be used here"
+        fix = setting("device", "cpu", "pass ")
+        raise wrong_option("device", name, problem, fix)
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
         raise wrong_option("device", name, f"CUDA GPUs here are 0 to {count - 1}")
     if device.type == "cuda" and device.index is None:  # nothing starts CUDA before a network does
@@ -177,17 +178,17 @@ def on_device(values: Tensor | NDArray[Any] | Sequence[int], device: torch.devic
 
 def indices_on_device(device: torch.device, *numbers: Sequence[int] | NDArray[np.int64]) -> list[Tensor]:
     """Lists of whole numbers as int64 tensors, all by one copy."""
-    lists = [np.asarray(own, dtype=np.int64) for own in numbers]
+    lists = [np.asarray(array, dtype=np.int64) for array in numbers]
     if device.type == "cpu":
-        return [torch.from_numpy(own) for own in lists]
-    return list(torch.split(rows_on_device(device, lists), [len(own) for own in lists]))
+        return [torch.from_numpy(array) for array in lists]
+    return list(torch.split(rows_on_device(device, lists), [len(array) for array in lists]))
 
 
 def rows_on_device(
     device: torch.device, arrays: Sequence[NDArray[Any]], dtype: torch.dtype | None = None
 ) -> Tensor:
     """Rows of arrays one after another; the host does not wait for a copy to CUDA."""
-    shape = sum(len(own) for own in arrays), *arrays[0].shape[1:]
+    shape = sum(len(array) for array in arrays), *arrays[0].shape[1:]
     host = _host_memory(shape, arrays[0].dtype, device)
     np.concatenate(arrays, out=host.numpy())
     return host.to(device, non_blocking=True).to(dtype or host.dtype)
@@ -199,12 +200,13 @@ def stacked_on_device(device: torch.device, arrays: Sequence[NDArray[Any]]) -> T
     np.stack(arrays, out=host.numpy())
     if device.type != "cuda":
         return host.to(device)
-    used, copies = torch.cuda.current_stream(device), _stream(device)
+    used = torch.cuda.current_stream(device)
+    copies = _stream(device)
     with torch.cuda.stream(copies):
-        there = host.to(device, non_blocking=True)
+        stacked = host.to(device, non_blocking=True)
     used.wait_stream(copies)
-    there.record_stream(used)  # else its memory could be given to the next copy while a network reads it
-    return there
+    stacked.record_stream(used)  # else its memory could be given to the next copy while a network reads it
+    return stacked
 
 
 def _host_memory(shape: tuple[int, ...], kind: np.dtype[Any], device: torch.device) -> Tensor:
@@ -237,8 +239,8 @@ class Arriving:
 def to_host(features: Tensor) -> Arriving:
     """Features on any device, of any dtype, as float32 on the host, once they are there."""
     if features.device.type != "cuda":
-        found = on_host(features)
-        return Arriving(lambda: found)
+        arrived = on_host(features)
+        return Arriving(lambda: arrived)
     host = torch.empty(features.shape, dtype=torch.float32, device="cpu", pin_memory=True)
     host.copy_(features.float(), non_blocking=True)
     cuda: Any = torch.cuda  # whose stubs lack types

@@ -72,7 +72,9 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
     revision: ClassVar[int] = 1  # raised whenever a change of the code changes features: none is then reused
     automatic: ClassVar[Mapping[str, tuple[int, int]]] = {"images": (16, 256)}
     """Units of an automatic batch, on the CPU and on a GPU, by what is counted."""
-    wide: ClassVar[str] = "$^"  # a pattern of the tensors that stay in float32, whatever the dtype
+    wide: ClassVar[str] = "$^"
+    """A pattern of the names of tensors that stay in float32, whatever the dtype: norms and embeddings, whose
+    rounding every later layer would inherit. "$^" matches no name."""
     Network: ClassVar[Any]  # the modules of an architecture
     depends_on: ClassVar[tuple[str, ...]]  # keys of the config that features depend on
     described: ClassVar[str]  # the architecture in one line, with the names of its settings in braces
@@ -95,7 +97,9 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         self.dtype = dtype
         self.fingerprint = self._fingerprint(config, checksum or _tensors_checksum(tensors))
         on_gpu = self.device.type != "cpu"
-        self._sizes = {what: BatchSize(own[on_gpu], automatic=True) for what, own in self.automatic.items()}
+        self._sizes = {
+            what: BatchSize(sizes[on_gpu], automatic=True) for what, sizes in self.automatic.items()
+        }
         if checksum is None:  # those of a folder were looked at as they were read
             check_finite(tensors)
         self._stored_as = {name: tensor.dtype for name, tensor in tensors.items()}
@@ -116,7 +120,10 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         """The model of a config, filled strictly with tensors. No second copy of a large model is made."""
         model = self.empty(config)
         check_tensors(model.state_dict(), tensors)
-        typed = {name: own.to(self.device, self.dtype_of(name, own.dtype)) for name, own in tensors.items()}
+        typed = {
+            name: tensor.to(self.device, self.dtype_of(name, tensor.dtype))
+            for name, tensor in tensors.items()
+        }
         model.load_state_dict(typed, assign=True)
         return model.eval().requires_grad_(False)
 
@@ -180,12 +187,13 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
     def open(cls, folder: WeightsFolder, *, device: str | None = None, dtype: str = "float32") -> Self:
         """The encoder of a weights folder; loaded once per process, device and dtype while it is in use."""
         with naming_weights(folder.name):
-            config, sum = cls._config_of(folder), folder.checksum
+            config = cls._config_of(folder)
+            checksum = folder.checksum
             folder.verify()  # before an encoder of this checksum is shared
             warn_of_slow(device, dtype)
-            key = (cls._fingerprint(config, sum), str(resolve_device(device)), dtype)
-            given: dict[str, Any] = {"checksum": sum, "device": device, "dtype": dtype}
-            return opened_once(key, lambda: cls(config, folder.tensors(), **given))
+            key = (cls._fingerprint(config, checksum), str(resolve_device(device)), dtype)
+            arguments: dict[str, Any] = {"checksum": checksum, "device": device, "dtype": dtype}
+            return opened_once(key, lambda: cls(config, folder.tensors(), **arguments))
 
     @classmethod
     def fingerprint_of(cls, folder: WeightsFolder) -> str:
@@ -199,8 +207,8 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         entry = entry_of(folder.name)
         for key, value in entry.settings.items() if entry else ():
             if config.get(key) != value:
-                found = f"their {key} is {value!r}, but their config says {config.get(key)!r}"
-                raise WeightsError(f"{found}: scores would be silently wrong; set it right there")
+                problem = f"their {key} is {value!r}, but their config says {config.get(key)!r}"
+                raise WeightsError(f"{problem}: scores would be silently wrong; set it right there")
         return config
 
     def batch(self, what: str, batch_size: int | None) -> BatchSize:
@@ -236,8 +244,8 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         from safetensors.torch import save_file
 
         if self.dtype != "float32":
-            found = f"an encoder opened in {self.dtype} has rounded weights"
-            raise ValueError(f"{found}: open it in float32 to save it")
+            problem = f"an encoder opened in {self.dtype} has rounded weights"
+            raise ValueError(f"{problem}: open it in float32 to save it")
         tensors = self.model.state_dict().items()
         stored = {name: tensor.cpu().to(self._stored_as[name]).contiguous() for name, tensor in tensors}
         save_file(stored, save_directory / TENSORS)
@@ -255,10 +263,10 @@ _OPENED: WeakValueDictionary[tuple[object, ...], Any] = WeakValueDictionary()
 
 def opened_once(key: tuple[object, ...], make: Callable[[], T]) -> T:
     """What `make` makes for a key: once per process, while it is in use."""
-    found: T | None = _OPENED.get(key)
-    if found is None:
-        found = _OPENED[key] = make()
-    return found
+    network: T | None = _OPENED.get(key)
+    if network is None:
+        network = _OPENED[key] = make()
+    return network
 
 
 class OpenedLater(Generic[T]):
@@ -311,14 +319,16 @@ def cosines(image_features: NDArray[np.float32], text_features: NDArray[np.float
 
 def check_canary(canary: Any, computed: NDArray[np.float32], dtype: str) -> None:
     """Refuse weights whose cosines are not those that were saved with them, to the tolerance of `dtype`."""
-    expected, tolerance = np.empty(0, dtype=np.float32), np.nan
+    expected = np.empty(0, dtype=np.float32)
+    tolerance = np.nan
     with suppress(KeyError, TypeError, ValueError, OverflowError):
-        expected, tolerance = np.array(canary["cosines"], dtype=np.float32), float(canary["tolerance"][dtype])
+        expected = np.array(canary["cosines"], dtype=np.float32)
+        tolerance = float(canary["tolerance"][dtype])
     if expected.shape != computed.shape or not np.isfinite(expected).all() or not 0 < tolerance <= 1:
-        wrong = f"canary does not hold {computed.shape} cosines, and a tolerance from 0 to 1 per dtype"
-        raise WeightsError(f"in the config, {wrong}: download or convert the weights again")
+        problem = f"canary does not hold {computed.shape} cosines, and a tolerance from 0 to 1 per dtype"
+        raise WeightsError(f"in the config, {problem}: download or convert the weights again")
     difference = float(np.abs(computed - expected).max())
     if not difference <= tolerance:
-        found = f"the canary cosines are off by {difference:.2g} (at most {tolerance:g} is allowed)"
+        problem = f"the canary cosines are off by {difference:.2g} (at most {tolerance:g} is allowed)"
         why = "tensors, activation, heads or preprocessing are not those that they were saved with"
-        raise WeightsError(f"{found}: {why}; download or convert them again")
+        raise WeightsError(f"{problem}: {why}; download or convert them again")

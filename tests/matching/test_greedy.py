@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -260,3 +262,27 @@ def test_rows_that_are_no_numbers_are_named_beside_the_products(
         greedy_match(x[:3], y, [3, 0], [10, 20], path="slices")
     with pytest.raises(ValueError, match=r"y\[7\], row 7 of set 0"):
         greedy_match(x, y, [30], [10, 20], x_of_pair=[0], y_of_pair=[1], path="slices")
+
+
+def test_a_fork_does_not_wait_for_its_parent() -> None:
+    """A child matches, though a thread of its parent was inside a match when it was forked."""
+    many, few_rows = torch.ones(4000, 64), torch.eye(4)
+    stop = threading.Event()
+
+    def match_on() -> None:
+        while not stop.is_set():
+            greedy_match(many, many, [2000, 2000], [2000, 2000], path="slices")
+
+    thread = threading.Thread(target=match_on)
+    thread.start()
+    try:
+        for _ in range(5):
+            process = multiprocessing.get_context("fork").Process(
+                target=greedy_match, args=(few_rows, few_rows, [4], [4]), kwargs={"path": "slices"}
+            )
+            process.start()
+            process.join(60)
+            assert process.exitcode == 0
+    finally:
+        stop.set()
+        thread.join()
