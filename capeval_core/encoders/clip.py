@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from capeval_core.encoders.blocks import LayerNorm, Transformer, among_all, run_packed
 from capeval_core.encoders.clip_conversion import ClipConversion, translate_open_clip
-from capeval_core.encoders.dual import DualEncoder, Pixels
+from capeval_core.encoders.dual import DualEncoder, Pixels, TextTokenizer
 from capeval_core.encoders.preprocessing import Preprocessing
 from capeval_core.encoders.tokenizers import ClipTokenizer
 from capeval_core.errors import expanded_path
