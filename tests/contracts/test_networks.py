@@ -46,6 +46,7 @@ NARROW = {"bfloat16": 0.06, "float16": 0.01}
 UNREAD = {
     "uniter": ("matching_head",),
     "vilbert": ("text_layers.3", "visual_layers.2", "co_layers.1.visual", "co_layers.1.text.value"),
+    "siglip": ("cls_token",),  # which the small tower of the tests has and the attention pool leaves out
     "sam": ("output_hypernetworks_mlps", "prompt_encoder"),
 }
 """Tensors behind what the canary reads."""
@@ -443,7 +444,7 @@ def test_other_colour_modes_are_converted(kind: str, mode: str) -> None:
     assert found["error"] is None and all(np.isfinite(array).all() for array in arrays(found).values())
 
 
-@EVERY
+@STREAMS
 def test_building_it_leaves_the_users_random_numbers_alone(kind: str) -> None:
     torch.manual_seed(0)
     expected = torch.rand(3)

@@ -50,7 +50,11 @@ def _write(kind: str, place: Path) -> None:
             seeded.open_clip_repository(place)
         return
     found: Any
-    if kind == "sam":
+    if kind == "siglip":
+        with torch.random.fork_rng():
+            original = seeded.siglip_repository(place.with_name("original"))
+        found = seams.network(kind, original)
+    elif kind == "sam":
         case = seeded.CASES / "sam-boxes-tiny"
         seed = json.loads((case / "config.json").read_text()).get("seed", 1)
         tensors = recipe.state_dict(case / "manifest.json", seed)

@@ -364,3 +364,65 @@ def open_clip_repository(folder: Path, *, custom: bool = True, quick: bool = Fal
     config = {"model_cfg": model_cfg, "preprocess_cfg": stated}
     (folder / "open_clip_config.json").write_text(json.dumps(config))
     return folder
+
+
+def siglip_repository(folder: Path) -> Path:
+    """A seeded SigLIP by open_clip's own classes, with a small unigram tokenizer, in open_clip's format."""
+    from open_clip.model import CustomTextCLIP
+    from tokenizers import Tokenizer
+    from tokenizers.models import Unigram
+    from tokenizers.pre_tokenizers import Metaspace
+    from tokenizers.processors import TemplateProcessing
+
+    pieces = ["<pad>", "</s>", "<unk>", "\u2581", *LETTERS, "\u2581a", "\u2581dog", "\u2581the", "ing", "ed"]
+    tokenizer = Tokenizer(Unigram([(piece, -1.0 - 0.1 * i) for i, piece in enumerate(pieces)], unk_id=2))
+    tokenizer.pre_tokenizer = Metaspace()
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    vision = {**TOWER, "timm_pool": "map", "timm_proj": "none"}
+    text = {
+        "context_length": 20,
+        "vocab_size": len(pieces),
+        "hf_tokenizer_name": "timm/ViT-B-16-SigLIP",
+        "tokenizer_kwargs": {"clean": "canonicalize"},
+        "width": 32,
+        "heads": 4,
+        "layers": 2,
+        "no_causal_mask": True,
+        "proj_bias": True,
+        "pool_type": "last",
+        "norm_kwargs": {"eps": 1e-6},
+    }
+    torch.manual_seed(7)
+    model = CustomTextCLIP(64, vision, text, init_logit_bias=-10)
+    folder.mkdir()
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        # Biases begin at zero, and the query of the attention pool near it, where no test would see them.
+        noise = torch.randn(tensor.shape) * 0.1 if name.endswith("bias") else 0
+        factor = 10 if "attn_pool" in name and tensor.ndim > 1 else 1
+        tensors[name] = (tensor * factor + noise).contiguous()
+    save_file(tensors, folder / "open_clip_model.safetensors")
+    config = {
+        "model_cfg": {
+            "embed_dim": 64,
+            "init_logit_bias": -10,
+            "custom_text": True,
+            "vision_cfg": vision,
+            "text_cfg": text,
+        },
+        "preprocess_cfg": {
+            "size": 160,
+            "mean": [0.5, 0.5, 0.5],
+            "std": [0.5, 0.5, 0.5],
+            "interpolation": "bicubic",
+            "resize_mode": "squash",
+        },
+    }
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    marks = {"eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({**marks, "tokenizer_class": "PreTrainedTokenizerFast"})
+    )
+    return folder
