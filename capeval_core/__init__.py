@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from capeval_core.registry import list_metrics, module_path
     from capeval_core.replay.why import why
     from capeval_core.result import Result
-    from capeval_core.scores import boxes, eco, hice, ngram, pac, specs, video
+    from capeval_core.scores import boxes, chair, eco, hice, ngram, pac, specs, video
 
     _Weights = str | PathLike[str] | None
     _Device = str | torch.device | None
@@ -78,6 +78,8 @@ if TYPE_CHECKING:
     ) -> eco.Eco: ...
     @overload
     def load(name: Literal["bleu", "rougel", "cider", "ciderd"], **options: Any) -> ngram.NgramMetric: ...
+    @overload
+    def load(name: Literal["chair"], **options: Any) -> chair.Chair: ...
     @overload
     def load(
         name: str,

@@ -280,7 +280,8 @@ def _convert(entry: WeightsEntry, wishes: Wishes) -> Path:
             settings[file.setting] = str(path)
     size = paths[0].stat().st_size
     check_room(downloads, 0, size)
-    tell(f"converting {paths[0].name} ...")
+    if entry.network:
+        tell(f"converting {paths[0].name} ...")
     try:
         compare(files, _stated(entry), wishes)
         staging = _converted(entry, paths[0], files[0].address, settings, downloads)
@@ -311,14 +312,19 @@ def _convert(entry: WeightsEntry, wishes: Wishes) -> Path:
 def _converted(
     entry: WeightsEntry, checkpoint: Path, address: str, settings: Mapping[str, Any], downloads: Path
 ) -> Path:
-    """A folder of weights of a release, under a name that is replaced the next time if a kill leaves it."""
+    """A folder of weights of a release, under a name that is replaced the next time if a kill leaves it; data
+    of a metric without a network stay as they are."""
+    staging = downloads / entry.folder
+    shutil.rmtree(staging, ignore_errors=True)
+    if not entry.network:
+        staging.mkdir(parents=True)
+        shutil.copyfile(checkpoint, staging / entry.files[0].name)
+        return staging
     encoder = network(entry.network)
     release = encoder.convert(checkpoint, url=address, **settings)
     difference = entry.is_another(encoder.describe(release.config))
     if difference:
         raise ValueError(f"{address} is another model: {difference}")
-    staging = downloads / entry.folder
-    shutil.rmtree(staging, ignore_errors=True)
     encoder(release.config, release.tensors, device="cpu").save_pretrained(staging)
     return staging
 
@@ -375,6 +381,18 @@ def open_listed(weights: str | PathLike[str] | WeightsEntry, *, metric: str, tin
         place = fetch_items(plan_of([entry]))[-1]
     _note_folder(place, Checks())
     return read_folder(place, entry.folder, metric)
+
+
+def listed_file(entry: WeightsEntry, option: str) -> Path:
+    """The file of an entry of data; an option of its metric names another file."""
+    place = _place_of(entry)
+    if place is None and not may_fetch(entry):
+        metric = entry.users[0]
+        tiny = setting(option, "tiny", "pass ")
+        problem = f"{entry.title} are not here yet; {terms_of(entry.licence, entry.original)}"
+        fix = f"fetch them once with\n    capeval fetch {metric}\nTo try it without them, {tiny}."
+        raise WeightsError(Problem("", problem, fix))
+    return (place or fetch_items(plan_of([entry]))[-1]) / entry.files[0].name
 
 
 def listed_entry(weights: str | PathLike[str]) -> WeightsEntry | None:

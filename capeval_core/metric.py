@@ -208,6 +208,7 @@ class CaptionMetric(ABC):
     needs_references: ClassVar[bool] = False
     media: ClassVar[tuple[str, ...]] = ("image",)  # or "video", "boxes"; none for texts alone
     variant: ClassVar[str | None] = None  # the medium of `load(name, media=...)`, if another is the default
+    reads_objects: ClassVar[bool] = False  # whether its references may be names of objects
     counts_words: ClassVar[bool] = False  # whether it compares words, which blanks part
     languages: ClassVar[tuple[str, ...]] = ()  # that its text encoder reads; none: any, or unknown
     crops: ClassVar[bool] = True  # whether only the square in an image's centre is used

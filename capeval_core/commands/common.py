@@ -138,8 +138,18 @@ def naming_rows(ids: Sequence[str], systems: Sequence[str] = ()) -> AbstractCont
 def read_files(flags: argparse.Namespace, images: Any, candidates: Any, **more: Any) -> Joined:
     """The collection of a file of candidates, and of --references, where there is such a flag."""
     options = FileOptions(**chosen(flags, FileOptions))
-    references = getattr(flags, "references", None)
-    return read_collection(candidates, images, references, options=options, **more)
+    files = {name: getattr(flags, name, None) or () for name in ("references", "objects")}
+    return read_collection(candidates, images, **files, options=options, **more)
+
+
+def check_objects(metrics: Sequence[type[CaptionMetric]], flags: Any) -> None:
+    """Refuse a file of objects for metrics that would compare captions with their names."""
+    others = [metric.name for metric in metrics if not metric.reads_objects]
+    if flags.objects and others:
+        alone = "score chair in a command of its own, and leave --objects out here"
+        raise ValueError(
+            f"--objects: {' and '.join(others)} would take names of objects for captions: {alone}"
+        )
 
 
 def tell_notes(collections: Iterable[Joined]) -> None:
@@ -160,7 +170,8 @@ def read_named(flags: Any, metric: Any, options: dict[str, Any]) -> tuple[Joined
     needs_visuals = metric.media and not checked.images_are_ids
     if needs_visuals and flags.visuals is None:
         raise ValueError(f"{metric.name} looks at {medium}s: name their folder by --images or --videos")
-    if metric.needs_references and flags.references is None:
+    check_objects([metric], flags)
+    if metric.needs_references and not flags.references and not flags.objects:
         raise ValueError(f"{metric.name} needs references: name their file by --references")
     visuals = flags.visuals if needs_visuals else None
     file = read_files(flags, visuals, flags.candidates, medium=medium)

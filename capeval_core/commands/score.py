@@ -195,6 +195,9 @@ def _check_files(metrics: _Metrics, options: _Options, flags: Namespace) -> None
     title = ",".join(metric.name for metric in metrics)
     about = _main_metric(metrics)
     argument = argument_of(about.media)
+    common.check_objects(metrics, flags)
+    if about.reads_objects and not flags.references and not flags.objects:
+        raise ValueError(f"--objects is missing: name the objects of each image for {title}, or --references")
     if flags.references is not None and not any(metric.needs_references for metric in metrics):
         terminal.note(f"--references only says which file an id is: no references are needed by {title}")
     for name in ARGUMENTS:
@@ -439,7 +442,9 @@ def _parser(metrics: _Metrics) -> terminal.Parser:
     about = _main_metric(metrics)
     is_single = len(metrics) == 1
     argument = argument_of(about.media)
-    texts = dict.fromkeys(["visuals", "needs", "references", "explain", "own_options", *ARGUMENTS], "")
+    texts = dict.fromkeys(
+        ["visuals", "needs", "references", "objects", "explain", "own_options", *ARGUMENTS], ""
+    )
     if argument is not None:
         texts["visuals"] = f" --{argument} FOLDER"
         texts[argument] = f"the {argument} that they describe"
@@ -451,6 +456,9 @@ def _parser(metrics: _Metrics) -> terminal.Parser:
         texts["visuals"] += "\n       --references FILE"
         texts["needs"] = "yes"
         texts["references"] = "reference captions"
+    if all(metric.reads_objects for metric in metrics):
+        texts["needs"] = ""
+        texts["objects"] = "objects of each image: COCO's instances_*.json, or {image id: [names]}"
     options_title = "options of the metric"
     if is_single:
         title = common.command_of(about)

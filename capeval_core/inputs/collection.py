@@ -18,6 +18,7 @@ from capeval_core.inputs.columns import FileOptions, TextFile, has_path, refuse_
 from capeval_core.inputs.files import some_of
 from capeval_core.inputs.joining import Folder, only_matches
 from capeval_core.inputs.links import Link, are_pairs, best_column, best_link, fullest, no_id
+from capeval_core.inputs.objects import read_objects
 from capeval_core.inputs.openers import STANDARD_INPUT
 from capeval_core.inputs.records import FILE_NAME, KEY, VALUE
 from capeval_core.inputs.texts import read_texts
@@ -57,6 +58,7 @@ def read_collection(
     candidates: _Path,
     images: _Path | None,
     references: _Path | Sequence[_Path] | None = None,
+    objects: Sequence[_Path] = (),
     *,
     options: FileOptions | None = None,
     wide: bool = False,
@@ -68,13 +70,14 @@ def read_collection(
 ) -> Joined:
     """Join a file of candidates with a folder of images, or of videos, and files of references.
 
-    references: one file, or one of each annotator, whose references are put together by id. needs_references:
-    where no metric compares with them, the file only says which file an id is. wide: of pools. problems:
-    where to note what is wrong with rows, left out then. group_by: column of labels, in the records of
-    candidates or else of references. Raises FileError with all problems.
+    objects: files of names of objects, which are further references. references: one file, or one of each
+    annotator, whose references are put together by id. needs_references: where no metric compares with them,
+    the file only says which file an id is. wide: of pools. problems: where to note what is wrong with rows,
+    left out then. group_by: column of labels, in the records of candidates or else of references. Raises
+    FileError with all problems.
     """
     options = options or FileOptions()
-    paths = _paths(references)
+    paths = [*_paths(references), *objects]
     if [os.fspath(path) for path in (candidates, *paths)].count(STANDARD_INPUT) > 1:
         problem = "cannot be both candidates and references"
         raise file_error("standard input", problem, "name a file for one of them")
@@ -90,7 +93,10 @@ def read_collection(
     reference_files = []
     for path in paths:
         with noting(noted):
-            reference_files.append(read_texts(path, "references", noted, options))
+            if path in objects:
+                reference_files.append(read_objects(path, noted, options))
+            else:
+                reference_files.append(read_texts(path, "references", noted, options))
     if candidate_file is None or len(reference_files) < len(paths):
         raise noted.error()
     files = [candidate_file, *reference_files]

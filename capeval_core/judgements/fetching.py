@@ -15,14 +15,15 @@ from capeval_core.judgements.tables import PUBLISHED
 from capeval_core.judgements.verification import example_place
 from capeval_core.kept import PARTIAL, whole_folder
 from capeval_core.registry import METRICS, list_metrics, metric_class
-from capeval_core.weights.catalogue import PARTS, WEIGHTS, ReleaseFile, WeightsEntry
+from capeval_core.weights.catalogue import DATA, PARTS, WEIGHTS, ReleaseFile, WeightsEntry
 from capeval_core.weights.download import DownloadError, download_file
 from capeval_core.weights.folder import sha256_of
 
 
 def metrics_with_weights() -> list[str]:
     """The metrics that something is fetched for."""
-    return [name for name in METRICS if metric_class(name).default_weights]
+    classes = [metric_class(name) for name in METRICS]
+    return [class_.name for class_ in classes if class_.entries(class_.Options())]
 
 
 def sets_on_the_hub() -> list[str]:
@@ -54,7 +55,7 @@ def plan(names: Sequence[str], *, only: str | Sequence[str] | None = None) -> li
         elif judged_set is not None:
             raise ValueError(f"{name}: {judged_set.advice()}")
         else:
-            weights = [entry.folder for entry in (*WEIGHTS, *PARTS)]
+            weights = [entry.folder for entry in (*WEIGHTS, *PARTS, *DATA)]
             names_here = [*metrics_with_weights(), *sets_on_the_hub(), *weights]
             raise ValueError(
                 f"unknown name {name!r}{did_you_mean(name, names_here)} (known: {', '.join(names_here)})"
@@ -71,7 +72,7 @@ def _entries_of(name: str, only: str | Sequence[str] | None) -> list[WeightsEntr
 
 
 def _entry(name: str) -> WeightsEntry | None:
-    for entry in (*WEIGHTS, *PARTS):
+    for entry in (*WEIGHTS, *PARTS, *DATA):
         if name in (entry.folder, entry.repository, entry.member):
             return entry
     return None

@@ -403,6 +403,43 @@ def _nltk_bleu(sums: Any, method: int) -> Any:
     return np.where(sums[..., 0] > 0, scores, 0.0)
 
 
+def _objects_of(case: Case, *, named: bool) -> Case:
+    """CHAIR with the objects of names alone, or of captions alone."""
+    words = case.metric.words
+
+    def chosen(caption: str, references: list[str]) -> list[str]:
+        return [text for text in references if (words.name(text) is not None) is named]
+
+    return case.references(chosen)
+
+
+def _once(case: Case) -> Case:
+    """CHAIR with each object of a caption counted once."""
+    rows = case.rows
+    for name in ("mentions", "hallucinated"):
+        objects = [sorted(set(mentioned)) for mentioned in rows[name].to_pylist()]
+        rows = rows.set_column(rows.schema.names.index(name), rows.schema.field(name), [objects])
+    return replace(case, rows=rows).combined()
+
+
+def _of_mentioning(case: Case) -> Case:
+    """The mean of CHAIR-i of the captions that mention an object."""
+    has_mentions = np.array([len(objects) > 0 for objects in case.rows["mentions"].to_pylist()])
+    scores = np.asarray(case.scores)[has_mentions]
+    return case.with_scores(case.scores, float(np.mean(scores)) if len(scores) else 0.0)
+
+
+def _cut(text: str, words: int) -> str:
+    """The first words of a text."""
+    places = [match.start() for match in re.finditer(r"\S+", text)]
+    return text[: places[words]] if len(places) > words else text
+
+
+def _finished(text: str) -> str:
+    """A text up to its last full stop; whole without one."""
+    return text[: text.rfind(".") + 1] or text
+
+
 def _best_f(case: Case) -> Any:
     """ROUGE-L of the reference with the best F, in which precision and recall count alike."""
     common = Ragged.of(case.rows["common"])
@@ -504,6 +541,13 @@ add("first reference", "the first reference alone counts", lambda caption, texts
 add("last reference", "the last reference alone counts", lambda caption, texts: texts[-1:])
 add("not the first reference", "all references but the first count", lambda caption, texts: texts[1:])
 add("not the rated one", "no reference is the caption", _without_caption)
+add = _block(Step.ENCODED, "chair", "references")
+add("names alone", "the annotated objects alone are in the image", partial(_objects_of, named=True))
+add("captions alone", "the objects of captions alone are in the image", partial(_objects_of, named=False))
+add = _block(Step.ENCODED, "chair", "length", Case.captions)
+for length in (64, 512):
+    add(f"{length} words", f"captions are cut after {length} words", partial(_cut, words=length))
+add("finished sentences", "captions are cut after their last full stop", _finished)
 for column in ("references", "images"):
     add = _block(Step.ENCODED, column, column, Case.with_next)
     add(f"{column} off by one", f"captions meet the next caption's {column}", column)
@@ -556,6 +600,7 @@ add("other GELU", "GELU for QuickGELU, or the reverse", _other_activation)
 add = _block(Step.ENCODED, CLIP)
 add("float16 normalisation", "features are normalised in float16", lambda case: case.patched(columns=_half))
 _options(Step.SCORED, _DATA["scored"])
+_block(Step.SCORED, "chair")("objects once", "each object of a caption counts once", _once)
 add = _block(Step.SCORED, "pacs clips", method=Case.scored_by)
 add(
     "no max", "negative cosines stay so", lambda case: case.with_part("cosine").scores * case.metric.options.w
@@ -591,6 +636,8 @@ add("off by one", "scores stand one row too late", lambda case: np.roll(case.sco
 add = _block(Step.SCORED, method=Case.scored_by)
 add("float16 scores", "scores are rounded to float16", lambda case: case.scores.astype(np.float16))
 add("failed as 0", "captions that failed count 0", lambda case: np.nan_to_num(case.scores))
+add = _block(Step.NUMBER, "chair", "number")
+add("mean of mentioning captions", "the mean of captions that mention an object", _of_mentioning)
 add = _block(Step.NUMBER, "", "number")
 add("mean of captions", "the mean of the captions' own scores", lambda case: case.with_scores(case.scores))
 add("median", "the median of scores", lambda case: case.with_scores(case.scores, np.nanmedian(case.scores)))

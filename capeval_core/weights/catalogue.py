@@ -107,6 +107,9 @@ def _entry(table: Mapping[str, Any]) -> WeightsEntry:
 WEIGHTS = tuple(map(_entry, _FILE["weights"]))
 PARTS = tuple(map(_entry, _FILE["parts"]))
 """Models that metrics use beside their weights, in transformers' format."""
+DATA = tuple(map(_entry, _FILE["data"]))
+"""Files of metrics without a network."""
+SYNONYMS = DATA[0]
 ECO_MEMBERS = {entry.member: entry for entry in WEIGHTS if entry.member}
 """Dual encoders of ECO's ensemble by their names in its option `members`."""
 

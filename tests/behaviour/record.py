@@ -21,7 +21,7 @@ Case = dict[str, Any]
 """Quantity -> plain value."""
 OPTIONS = json.loads(Path(__file__).with_name("options.json").read_text(encoding="utf-8"))
 """Metrics and options. `@half`: statistics of half of the input; another `@`: of `inputs`, or a folder."""
-TEXTS = ("bleu", "rougel", "cider", "ciderd")
+TEXTS = ("bleu", "rougel", "cider", "ciderd", "chair")
 PLACE = re.compile(r"\b[a-z]\w*(?:\[['\"\w-]+\])+|\bexplain\(\w+\)")
 ARGUMENT = r"\b(?:captions|images|videos|references|rows|explain|result|level|compare{})\b"
 

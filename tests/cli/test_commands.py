@@ -28,11 +28,12 @@ def test_help_fits_and_shows_what_a_flag_takes(words: list[str], capeval: Capeva
     assert max(map(len, rest.splitlines())) <= 80 and "None:" not in rest
     if words[0] == "score" and len(words) > 1:
         needs_images = "--images FOLDER" in rest or "--videos FOLDER" in rest
-        assert needs_images != (words[1] in ("bleu", "rougel", "cider", "ciderd"))
+        assert needs_images != (words[1] in ("bleu", "rougel", "cider", "ciderd", "chair"))
         assert ("--weights" in rest) == needs_images and "--rows" in rest
         assert ("--media {image,video}" in rest) == (words[1] in ("pacs", "refpacs", "pacs,clips,cider"))
         assert ("--videos" in rest) == (words[2:] == ["--media", "video"])
-        assert ("--references FILE" in usage + rest) == bool(re.search("ref|bert|bleu|rouge|cider", words[1]))
+        compares = bool(re.search("ref|bert|bleu|rouge|cider|chair", words[1]))
+        assert ("--references FILE" in usage + rest) == compares
 
 
 @pytest.mark.parametrize(

@@ -288,13 +288,15 @@ DOORS = {
     "add_batch": Door(add_batch, without(*ALIKE), stream=True),
     "combine": Door(combined, ALONE),
     "command": Door(command, without("eco"), lacks=("statistics",)),
-    "judge": Door(judge, without("eco", *ALIKE, *VIDEOS), lacks=("statistics",)),
+    "judge": Door(judge, without("eco", "chair", *ALIKE, *VIDEOS), lacks=("statistics",)),
     "shard": Door(shard, ALONE, stream=True),
     "CaptionScorer": Door(batch, ALONE, stream=True),
     "datasets": Door(dataset, ALONE, stream=True),
     "torchmetrics": Door(torchmetrics, ALONE, stream=True),
-    "lmms_eval": Door(lmms_eval, without("eco", "cider", *SEEING, *VIDEOS), lacks=("options", "broken")),
-    "inspect": Door(inspect_ai, without("eco", *ALIKE, *VIDEOS), stream=True),
+    "lmms_eval": Door(
+        lmms_eval, without("eco", "cider", "chair", *SEEING, *VIDEOS), lacks=("options", "broken")
+    ),
+    "inspect": Door(inspect_ai, without("eco", "chair", *ALIKE, *VIDEOS), stream=True),
     "CocoScores": Door(coco, ("bleu", "rougel", "ciderd"), lacks=("options",)),
     "reward": Door(rewards, ALONE, stream=True),
     "CaptionMetrics": Door(trainer, ALONE, stream=True),

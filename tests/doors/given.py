@@ -13,7 +13,7 @@ import capeval_core
 from capeval_core import Result
 from capeval_core.demo import demo_clips, demo_set
 
-TEXTS = ("bleu", "rougel", "cider", "ciderd")
+TEXTS = ("bleu", "rougel", "cider", "ciderd", "chair")
 VIDEOS = ("pacs:video", "refpacs:video")
 METRICS = (*capeval_core.list_metrics(), *VIDEOS)
 Lacks = tuple[str, ...]
@@ -35,6 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "eco": {**_ECO, "consensus_documents": "doc_image_all_pools", "members": "tiny"},
     "cider": {"statistics": "@half"},
     "ciderd": {"statistics": "@half"},
+    "chair": {"synonyms": "tiny", "variant": "original"},
     "pacs:video": {"max_frames": 2, "idf": True, "statistics": "@half"},
     "refpacs:video": {"fps": 2.0, "idf": True, "statistics": "@half"},
 }

@@ -38,7 +38,9 @@ def check(found: Answer, asked: Given, *, alone: bool = False) -> None:
         agreement = np.corrcoef(scores[whole], np.array(RATINGS[: len(scores)])[whole])[0, 1]
         assert found.agreement == pytest.approx(agreement, abs=1e-6)
     if found.signature is not None:
-        signatures = (re.sub(r"\|refs:[^|]*", "", one) for one in (found.signature, result.signature))
+        signatures = (
+            re.sub(r"\|(refs|images):[^|]*", "", one) for one in (found.signature, result.signature)
+        )
         assert len(set(signatures)) == 1
 
 

@@ -30,7 +30,7 @@ from tests.hostile.world import World
 from tests.integrations.recorded_inspect import Target, modules, state
 from tests.support.seams import greedy_match
 
-TEXTS = ("bleu", "rougel", "cider", "ciderd")
+TEXTS = ("bleu", "rougel", "cider", "ciderd", "chair")
 Arguments = dict[str, Any]
 Door = Callable[[World, str, Arguments], object]
 

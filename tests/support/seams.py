@@ -5,6 +5,7 @@ Everything else in `tests/` uses the public modules and `tests.support`. At most
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 from torch import Tensor
 
-from capeval_core import registry
+from capeval_core import fetch, registry
 from capeval_core.cache import FeatureCache
 from capeval_core.encoders.blip2 import qformer_states
 from capeval_core.encoders.blocks import usable_kernels as tried_kernels
@@ -118,6 +119,7 @@ __all__ = [
     "rounding_of",
     "score_shards",
     "shapes",
+    "short_synonyms",
     "similar",
     "small_release",
     "soft_spice_phrases",
@@ -177,6 +179,21 @@ def small_release(folder: str, settings: Mapping[str, Any] = {}, **facts: Any) -
     finally:
         for name, value in before.items():
             object.__setattr__(entry, name, value)
+
+
+@contextmanager
+def short_synonyms() -> Iterator[None]:
+    """Let CHAIR's list of synonyms be the packaged short one, fetched into the cache in use."""
+    entry = catalogue.SYNONYMS
+    released = entry.files
+    short = Path(catalogue.__file__).parent / "tiny" / "chair" / released[0].name
+    digest = hashlib.sha256(short.read_bytes()).hexdigest()
+    try:
+        object.__setattr__(entry, "files", (replace(released[0], sha256=digest, size=None),))
+        fetch("chair", sources={short.name: short})
+        yield
+    finally:
+        object.__setattr__(entry, "files", released)
 
 
 def shapes(kind: str, config: dict[str, Any]) -> dict[str, Tensor]:

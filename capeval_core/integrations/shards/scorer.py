@@ -93,7 +93,12 @@ class BatchScorer:
         empty = self.metric.ROW.empty_table()
         fields = []
         for name, part in parts_of(self.metric.aggregate(empty), empty).items():
-            kind = pa.from_numpy_dtype(part.dtype) if isinstance(part, np.ndarray) else pa.list_(pa.float64())
+            if isinstance(part, np.ndarray):
+                kind = pa.from_numpy_dtype(part.dtype)
+            elif name in empty.column_names:
+                kind = empty.schema.field(name).type
+            else:
+                kind = pa.list_(pa.float64())
             fields.append(pa.field(name, kind))
         parts = pa.struct(fields) if fields else pa.null()
         columns = {"score": pa.float64(), "parts": parts, "truncated": pa.int32(), "error": pa.string()}

@@ -1,0 +1,249 @@
+"""CHAIR: the share of the objects in captions that are not in the image.
+
+Rohrbach, Hendricks, Burns, Darrell, Saenko: Object Hallucination in Image Captioning, EMNLP 2018,
+https://aclanthology.org/D18-1437
+
+Captions of an image mention objects of a fixed list, COCO's 80; the image has those of its annotations and
+those that people mention in their captions of it. The two codes that others copy find different words in a
+caption: the option `variant` says which one is meant (`capeval_core.phrases.objects`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from capeval_core.errors import InputError
+from capeval_core.fetching import listed_file
+from capeval_core.inputs.images import Texts, Visual
+from capeval_core.inputs.names import as_id
+from capeval_core.inputs.samples import Samples, other_length
+from capeval_core.metric import CaptionMetric, CommonOptions, Evidence, Model
+from capeval_core.options import option
+from capeval_core.phrases.ngrams import Floats
+from capeval_core.phrases.objects import Mention, ObjectWords, Reading, singulariser
+from capeval_core.registry import facts
+from capeval_core.result import Values
+from capeval_core.rows import column, common_columns, row_schema
+from capeval_core.scores.ngram import NgramOptions
+from capeval_core.statistics import CorpusFormula
+from capeval_core.weights.catalogue import SYNONYMS, WeightsEntry
+from capeval_core.weights.folder import TINY
+
+SUMS = (
+    "captions",
+    "hallucinating_captions",
+    "mentions",
+    "hallucinated_mentions",
+    "objects",
+    "mentioned_objects",
+)
+
+
+def chair(sums: Floats) -> Floats:
+    """(..., 3) CHAIR-i, CHAIR-s and the recall of (..., 6) sums; a share of nothing is 0.
+
+    CHAIR-i is the share of mentions whose object is not in the image, CHAIR-s the share of captions with such
+    a mention; the recall is the share of the images' objects that captions mention.
+
+    >>> chair(np.array([2.0, 1.0, 5.0, 1.0, 4.0, 3.0]))
+    array([0.2 , 0.5 , 0.75])
+    """
+    parts = sums[..., [3, 1, 5]]
+    wholes = sums[..., [2, 0, 4]]
+    shares: Floats = np.divide(parts, wholes, out=np.zeros_like(parts), where=wholes > 0)
+    return shares
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChairOptions(NgramOptions):
+    """Options of CHAIR."""
+
+    variant: Reading = option(
+        "original",
+        "whose code finds words: `original`, as LisaAnne/Hallucination and the standalone do, or `opera`, by "
+        "NLTK's tags and WordNet's lemmas, as OPERA, HALC and lmms-eval do",
+        encodes=True,
+    )
+    synonyms: str | PathLike[str] | None = option(
+        None,
+        "file of the objects' words, a line each, or `tiny`; None: the original's list for COCO's 80 objects",
+    )
+
+
+@cache
+def object_words(synonyms: str | None, variant: Reading) -> ObjectWords:
+    """The words of a file, of the tiny list, or of the original's, which is fetched."""
+    if synonyms is None:
+        path = listed_file(SYNONYMS, "synonyms")
+    elif synonyms == "tiny":
+        path = TINY / "chair" / SYNONYMS.files[0].name
+    else:
+        path = Path(synonyms)
+    return ObjectWords.of_file(path, variant)
+
+
+@facts("chair")
+class Chair(CaptionMetric):
+    """CHAIR-i: of all objects that captions mention, the share that is not in the image.
+
+    The objects of an image are given as its references, which are names of objects, captions by people, or
+    both: a text that is a name in the list of synonyms is that object, any other text is read as the captions
+    are. The original takes both, COCO's annotations and its captions.
+
+    CHAIR-i, CHAIR-s and the recall of a set are of sums over its captions. A caption's own score is CHAIR-i
+    of its own mentions, 0 where it mentions no object.
+    """
+
+    higher_is_better = False
+    needs_references = True
+    reads_objects = True
+    media = ()
+    counts_words = True
+    crops = False
+    languages = ("English",)
+    Options: ClassVar[type[CommonOptions]] = ChairOptions
+    formula = CorpusFormula(
+        ("chair_i", "chair_s", "recall"), SUMS, chair, {"mentions": "no caption mentions an object"}
+    )
+    ROW = row_schema(
+        column("mentions", pa.list_(pa.string()), "the objects that it mentions, in order and as often"),
+        column("hallucinated", pa.list_(pa.string()), "those of its mentions that are not in its image"),
+        column("objects", pa.list_(pa.string()), "the objects of its image, in order of the alphabet"),
+    )
+
+    options: ChairOptions
+
+    @classmethod
+    def _visuals_among(cls, visuals: Mapping[str, Any], references: object) -> Any:
+        """The names of images, which group captions: many images have the same objects."""
+        images = visuals["images"]
+        return super()._visuals_among(visuals, references) if images is None else images
+
+    @classmethod
+    def check_input(
+        cls, options: CommonOptions, captions: object, images: Any, references: object = None, **how: Any
+    ) -> Samples:
+        """The samples; `images` name the image of each caption, where they are given, by texts or numbers."""
+        samples = super().check_input(options, captions, None, references, **how)
+        if images is None:
+            return samples
+        image_ids = [as_id(image) for image in images]
+        if len(image_ids) != len(samples):
+            fix = "name the image of each caption"
+            raise InputError(other_length("captions", len(samples), "images", len(image_ids), fix))
+        visuals = []
+        for visual, texts, image_id in zip(samples.images, samples.references or [], image_ids, strict=True):
+            visuals.append(Visual(visual.where, Texts(texts, image_id)))
+        return replace(samples, images=visuals)
+
+    def open_models(self) -> dict[str, Model]:
+        name, version = singulariser(self.options.variant)
+        digest = self.words.digest
+        variant = self.options.variant
+        return {
+            "variant": Model(variant, variant),  # signed as the default, too: no number is read without it
+            "words": Model(f"synonyms@{digest[:8]}", digest),
+            "singulariser": Model(f"{name}@{version}", f"{name}@{version}"),
+        }
+
+    @classmethod
+    def entries(cls, options: Any) -> list[WeightsEntry]:
+        return [] if options.synonyms is not None else [SYNONYMS]
+
+    @property
+    def words(self) -> ObjectWords:
+        """The words that mean objects."""
+        synonyms = self.options.synonyms
+        return object_words(None if synonyms is None else fspath(synonyms), self.options.variant)
+
+    def encode(self, batch: Samples) -> Iterator[pa.Table]:
+        if not len(batch):
+            return
+        named: dict[str, list[str]] = {}
+        mentions = []
+        hallucinated = []
+        objects = []
+        for caption, references in zip(batch.captions, batch.references or [], strict=True):
+            for text in references:
+                if text not in named:
+                    named[text] = self.words.named(text)
+            mentioned = [mention.object for mention in self.words.mentions(caption)]
+            present = {name for text in references for name in named[text]}
+            mentions.append(mentioned)
+            hallucinated.append([name for name in mentioned if name not in present])
+            objects.append(sorted(present))
+        count = len(batch)
+        common = common_columns(
+            batch,
+            slice(None),
+            groups=[visual.key for visual in batch.images],
+            errors=[None] * count,
+            truncated=np.zeros(count, dtype=np.int32),
+        )
+        own = {"mentions": mentions, "hallucinated": hallucinated, "objects": objects}
+        yield pa.table({**common, **own}, schema=self.ROW)
+
+    def aggregate(self, rows: pa.Table) -> Values:
+        summands = np.zeros((len(rows), len(SUMS)))
+        columns = {name: rows[name].to_pylist() for name in ("mentions", "hallucinated", "objects")}
+        for row, (mentioned, absent, present) in enumerate(zip(*columns.values(), strict=True)):
+            recalled = len({*mentioned} & {*present})
+            summands[row] = (1, bool(absent), len(mentioned), len(absent), len(present), recalled)
+        shares = chair(summands)
+        parts: dict[str, Any] = {
+            "chair_s": shares[:, 1],
+            "recall": shares[:, 2],
+            "mentions": columns["mentions"],
+            "hallucinated": columns["hallucinated"],
+        }
+        return Values(shares[:, 0], parts, summands=summands)
+
+    def signature(self, rows: pa.Table | None = None) -> str:
+        """The signature of every metric and, with rows, how many images they are of and a digest of these."""
+        signature = super().signature(rows)
+        if rows is None or not len(rows):
+            return signature
+        images = sorted(set(rows["group"].to_pylist()))
+        digest = hashlib.sha256("\n".join(images).encode()).hexdigest()
+        settings, _, version = signature.rpartition("|")
+        return f"{settings}|images:{len(images)}@{digest[:8]}|{version}"
+
+    def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
+        """What `Result.explain` returns: the parts, the caption's mentions with their places, and the caption
+        with marks: `[dog]` is in the image, `[dog!]` is not."""
+        evidence = super().evidence_of(samples, rows, parts)
+        for row, caption in enumerate(samples.captions):
+            objects = rows["objects"][row].as_py()
+            mentions = self.words.mentions(caption)
+            evidence[row] |= {
+                "objects": objects,
+                "words": [
+                    {**mention._asdict(), "hallucinated": mention.object not in objects}
+                    for mention in mentions
+                ],
+                "marked": marked(caption, mentions, objects),
+            }
+        return evidence
+
+
+def marked(caption: str, mentions: list[Mention], objects: list[str]) -> str:
+    """A caption in lower case with its words for objects in brackets, those of hallucinated ones with a `!`.
+
+    >>> marked("A cat on a bench", [Mention("cat", "cat", 2, 5), Mention("bench", "bench", 11, 16)], ["cat"])
+    'a [cat] on a [bench!]'
+    """
+    text = caption.lower()
+    for mention in reversed(mentions):
+        sign = "" if mention.object in objects else "!"
+        word = text[mention.start : mention.end]
+        text = f"{text[: mention.start]}[{word}{sign}]{text[mention.end :]}"
+    return text
