@@ -239,8 +239,8 @@ def _kept(folder: Path) -> pa.Table:
     """The rows that a run left on disk."""
     import pyarrow as pa
 
-    from capeval_core.kept import read_kept
     from capeval_core.rows import canonical
+    from capeval_core.store import read_kept
 
     empty = opened().ROW.empty_table()
     tables = [read_kept(path)[0].select(empty.column_names) for path in sorted(folder.glob("*.parquet"))]

@@ -23,10 +23,10 @@ from typing import Any
 
 import capeval_core
 from capeval_core.errors import FileError
+from capeval_core.judgements.external_scores import read_scores
 from capeval_core.judgements.protocols import Cell, JudgedSet, Scored
 from capeval_core.judgements.scoring import SetScorer
 from capeval_core.judgements.sets import folder_of, load_set, set_entry
-from capeval_core.judgements.stored import read_scores
 from capeval_core.judgements.tables import published
 
 METRICS = ("bleu", "rougel", "ciderd")

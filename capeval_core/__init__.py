@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from capeval_core.registry import list_metrics, module_path
     from capeval_core.replay.why import why
     from capeval_core.result import Result
-    from capeval_core.scores import boxes, chair, eco, hice, ngram, pac, specs, video
+    from capeval_core.scores import box_metrics, chair, eco, hice, ngram, pac, specs, video
 
     _Weights = str | PathLike[str] | None
     _Device = str | torch.device | None
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
         weights: _Weights = None,
         device: _Device = None,
         **options: Any,
-    ) -> boxes.RegionMetric: ...
+    ) -> box_metrics.RegionMetric: ...
     @overload
     def load(
         name: Literal["eco"], *, weights: _Weights = None, device: _Device = None, **options: Any

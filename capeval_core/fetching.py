@@ -23,9 +23,9 @@ from urllib.parse import urlsplit
 from filelock import FileLock, Timeout
 
 from capeval_core.errors import Problem, setting, wrong_option
-from capeval_core.kept import cache_home
 from capeval_core.limits import LIMITS
 from capeval_core.registry import network
+from capeval_core.store import cache_home
 from capeval_core.weights.catalogue import (
     LICENCE_NOT_STATED,
     ReleaseFile,

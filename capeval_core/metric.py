@@ -19,7 +19,6 @@ from capeval_core.errors import InputTypeError, Problem, at, warn, wrong_option
 from capeval_core.fetching import listed_entry, open_listed
 from capeval_core.inputs.notes import Notes
 from capeval_core.inputs.samples import Samples, argument_of, check_samples, medium_of, united
-from capeval_core.kept import check_folder
 from capeval_core.options import Settings, option
 from capeval_core.project import __version__
 from capeval_core.registry import media_of, network, network_of, package_of
@@ -28,6 +27,7 @@ from capeval_core.row_store import RowStores, kept_rows
 from capeval_core.rows import canonical
 from capeval_core.run import Task, encode_tasks
 from capeval_core.statistics import CorpusFormula
+from capeval_core.store import check_folder
 from capeval_core.weights.catalogue import WeightsEntry
 from capeval_core.weights.folder import WeightsFolder
 

@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 
 from capeval_core.inputs.images import ImageError, Visual
 from capeval_core.inputs.samples import Samples
-from capeval_core.kept import DamagedError, Kept, check_folder, digest_of, read_kept
 from capeval_core.limits import LIMITS
 from capeval_core.rows import canonical
+from capeval_core.store import DamagedError, Kept, check_folder, digest_of, read_kept
 
 CONTENT = "content"
 """The column of stored rows with the digest of caption, image and references."""

@@ -20,14 +20,14 @@ from unittest import mock
 
 from capeval_core.cli import COMMANDS, main
 from capeval_core.commands.list import advice
-from capeval_core.description import MetricDescription, licence_in_words
 from capeval_core.inputs.names import written_levels
 from capeval_core.inputs.openers import forms_read
 from capeval_core.judgements.sets import SETS
 from capeval_core.judgements.tables import published
-from capeval_core.kept import write_whole
+from capeval_core.metric_text import MetricDescription, licence_in_words
 from capeval_core.publishing import cards, metric_card, weights_card
 from capeval_core.registry import MEDIA_VARIANTS, METRICS, metric_class
+from capeval_core.store import write_whole
 from capeval_core.weights.catalogue import WEIGHTS
 from tools.exactness import ON_CPU, ON_GPU, RESULTS, Line, exactness_rows, has_networks, legend, read_lines
 

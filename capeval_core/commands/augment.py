@@ -13,7 +13,7 @@ def run(arguments: list[str]) -> int:
     """Generate captions of images, or images of captions; the exit status."""
     kind, flag_arguments = first_named(arguments, "augment", kinds_of("augment", "captions", "images"))
     from capeval_core.training.augmentation import CaptionAugmentation, ImageAugmentation, augment
-    from capeval_core.training.captioned import CaptionSource
+    from capeval_core.training.training_data import CaptionSource
 
     settings: Any = CaptionAugmentation if kind == "captions" else ImageAugmentation
     options = [CaptionSource, settings]

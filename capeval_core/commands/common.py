@@ -20,12 +20,12 @@ from capeval_core.inputs.columns import FileOptions
 from capeval_core.inputs.files import bare, some_of
 from capeval_core.inputs.joining import names_below
 from capeval_core.inputs.samples import ARGUMENTS, medium_of
-from capeval_core.kept import try_writing, write_whole
 from capeval_core.metric import CaptionMetric, Reranker
 from capeval_core.options import Settings
 from capeval_core.registry import media_of, metric_class
 from capeval_core.reports.html import check_report
 from capeval_core.result import json_text
+from capeval_core.store import try_writing, write_whole
 
 _MOST_LINES = 20  # of a list
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from capeval_core.commands.common import chosen, write
 from capeval_core.commands.terminal import note, parser_of
+from capeval_core.judgements.external_scores import join_ratings
 from capeval_core.judgements.protocols import STATISTICS
 from capeval_core.judgements.ratings import RatingOptions
-from capeval_core.judgements.stored import join_ratings
 from capeval_core.judgements.tables import Judged, judged_table, long_table
 
 

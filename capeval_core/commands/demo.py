@@ -11,9 +11,9 @@ from typing import Any
 from capeval_core.commands.compare import cell_of, compare_systems
 from capeval_core.commands.terminal import help_texts, paragraph, parser_of, table
 from capeval_core.demo import KINDS, demo_set, score_kinds
-from capeval_core.kept import whole_folder
 from capeval_core.registry import load, metric_class
 from capeval_core.reports.tables import System, stacked_table
+from capeval_core.store import whole_folder
 
 METRICS = ("pacs", "refpacs")
 _SHOWN = 4  # images whose captions are printed

@@ -13,10 +13,10 @@ from typing import Any
 from capeval_core.commands.terminal import parser_of, table
 from capeval_core.fetching import FETCH, Item
 from capeval_core.judgements.fetching import metrics_with_weights, plan
-from capeval_core.kept import cache_home
 from capeval_core.project import __version__, install_command
 from capeval_core.registry import JAVA_METRICS, list_metrics
 from capeval_core.result import json_text
+from capeval_core.store import cache_home
 from capeval_core.weights.catalogue import is_open
 
 _FOR_DEVELOPERS = ("test", "dev", "docs", "s3test")

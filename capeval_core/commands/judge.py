@@ -14,12 +14,12 @@ from capeval_core.commands import common, terminal
 from capeval_core.errors import Problems, file_error
 from capeval_core.inputs.samples import argument_of
 from capeval_core.judgements import tables
+from capeval_core.judgements.external_scores import FORMS, read_scores
 from capeval_core.judgements.hub_sets import IMAGES, fetched_set
 from capeval_core.judgements.protocols import STATISTICS, JudgedSet, PoolSet, RatedSet, Scored
 from capeval_core.judgements.ratings import RatingOptions
 from capeval_core.judgements.scoring import SetScorer, labels_of
 from capeval_core.judgements.sets import SetEntry, find_visuals, judged_sets, load_set, set_entry
-from capeval_core.judgements.stored import FORMS, read_scores
 from capeval_core.metric import CaptionMetric, Reranker
 from capeval_core.registry import MEDIA_VARIANTS, metric_class
 from capeval_core.reports.tables import Table

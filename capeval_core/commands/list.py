@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from capeval_core.commands.terminal import help_texts, paragraph, parser_of, table
-from capeval_core.description import MetricDescription, licence_in_words
 from capeval_core.metric import CaptionMetric, Reranker
+from capeval_core.metric_text import MetricDescription, licence_in_words
 from capeval_core.registry import every_class, metric_classes
 from capeval_core.result import json_text
 from capeval_core.weights.catalogue import WEIGHTS, WeightsEntry, restriction_of

@@ -6,8 +6,8 @@ import shutil
 
 from capeval_core.commands.common import check_folder
 from capeval_core.commands.terminal import parser_of
-from capeval_core.kept import whole_folder
 from capeval_core.registry import METRICS, module_path
+from capeval_core.store import whole_folder
 
 
 def run(arguments: list[str]) -> int:

@@ -17,7 +17,7 @@ from capeval_core.errors import FileError, Problems, naming, wrong_option
 from capeval_core.inputs.boxes import EXTENSION, MANIFEST, Manifest, is_whole, npz_bytes
 from capeval_core.inputs.images import ImageError, InputImage
 from capeval_core.inputs.joining import paths_by_id
-from capeval_core.scores.boxes import BoxSource, box_source_opener
+from capeval_core.scores.box_metrics import BoxSource, box_source_opener
 from capeval_core.weights.catalogue import FASTER_RCNN, FASTER_RCNN_VG, X152, X152_VG
 
 _DETECTORS = {FASTER_RCNN: FASTER_RCNN_VG, X152: X152_VG}

@@ -128,7 +128,7 @@ TYPES: dict[str, Callable[[str], Any]] = {
     "setting": _setting,
     "names": names_in,
 }
-"""The reading of a flag's value, by its `type` in `words.toml`."""
+"""The reading of a flag's value, by its `type` in `help.toml`."""
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -231,12 +231,12 @@ def check_output(name: str, out: Path, files: Sequence[tuple[str, Any]] = ()) ->
 
 @cache
 def help_texts() -> dict[str, Any]:
-    """The texts of `--help`, of `words.toml`."""
-    return tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+    """The texts of `--help`, of `help.toml`."""
+    return tomllib.loads(Path(__file__).with_name("help.toml").read_text(encoding="utf-8"))
 
 
 def _filled(value: Any, words: Mapping[str, object]) -> Any:
-    """A part of `words.toml` with `words` in place of `$name`."""
+    """A part of `help.toml` with `words` in place of `$name`."""
     if isinstance(value, dict):
         return {_filled(key, words): _filled(part, words) for key, part in value.items()}
     if not isinstance(value, str):
@@ -246,7 +246,7 @@ def _filled(value: Any, words: Mapping[str, object]) -> Any:
 
 
 def parser_of(command: str, *tables: str, options: Sequence[Any] = (), **words: object) -> Parser:
-    """The parser of a command, of tables of `words.toml`, where `words` take the place of `$name`; and of
+    """The parser of a command, of tables of `help.toml`, where `words` take the place of `$name`; and of
     classes of options, each a group under what its docstring says first."""
     texts: dict[str, Any] = {}
     groups: list[tuple[str, dict[str, Any]]] = []
@@ -267,7 +267,7 @@ def parser_of(command: str, *tables: str, options: Sequence[Any] = (), **words: 
 
 
 def kinds_of(command: str, *names: str) -> dict[str, str]:
-    """The kinds of a command by name, and the sentence of `words.toml` about each."""
+    """The kinds of a command by name, and the sentence of `help.toml` about each."""
     return {name: help_texts()[f"{command} {name}"]["about"] for name in names}
 
 

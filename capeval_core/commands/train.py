@@ -15,8 +15,8 @@ from capeval_core.errors import counted, naming
 from capeval_core.inputs.joining import Folder
 from capeval_core.judgements.sets import read_judgements
 from capeval_core.registry import metric_class
-from capeval_core.scores.boxes import box_source_opener, store_of
-from capeval_core.training.captioned import CaptionSource, images_of
+from capeval_core.scores.box_metrics import box_source_opener, store_of
+from capeval_core.training.training_data import CaptionSource, images_of
 from capeval_core.weights.folder import open_unless_on_the_hub
 
 

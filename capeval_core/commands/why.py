@@ -7,7 +7,7 @@ from pathlib import Path
 from capeval_core.commands import common
 from capeval_core.commands.terminal import names_in, parser_of, table
 from capeval_core.inputs.columns import FileOptions
-from capeval_core.judgements.stored import read_scores_of
+from capeval_core.judgements.external_scores import read_scores_of
 from capeval_core.registry import metric_class
 from capeval_core.replay.why import why
 

@@ -18,12 +18,12 @@ from capeval_core.cache import FeatureCache
 from capeval_core.encoders.engine import Encoded, Encoding, Item, Units, chunks, encode_stream, with_extras
 from capeval_core.encoders.tokenizers import Ids, Tokens, WordPiece, bytes_of
 from capeval_core.inputs.boxes import InputBoxes, boxes_of
-from capeval_core.kept import write_whole
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.config import Layers, Switch, Width, Words, read
 from capeval_core.models.device import Arriving
 from capeval_core.models.model import CheckedModel
 from capeval_core.ragged import Floats
+from capeval_core.store import write_whole
 from capeval_core.weights.folder import TOKENIZER, WeightsError, WeightsFolder, read_words, sha256_of
 
 Pair = tuple[int, Ids, str]

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from capeval_core.encoders.clip import Clip, ClipSettings, OpenClipEncoder, Ratio, TimmSizes
 from capeval_core.encoders.dual import TextTokenizer
 from capeval_core.encoders.tokenizers import TokenizerFile, canonical
-from capeval_core.kept import write_whole
 from capeval_core.models.config import Closed, Layers, Share, Side, Text, Width, read
+from capeval_core.store import write_whole
 from capeval_core.weights.folder import TOKENIZER, WeightsError, WeightsFolder, read_config
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"

@@ -15,12 +15,12 @@ import evaluate
 import pyarrow as pa
 from datasets import Features, Value
 
-from capeval_core.description import MetricDescription
 from capeval_core.errors import Problem, Problems, did_you_mean, naming
 from capeval_core.inputs.notes import Notes
 from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of
-from capeval_core.integrations.opening import warn_failed, warn_ignored
+from capeval_core.integrations.metric_specs import warn_failed, warn_ignored
 from capeval_core.metric import CaptionMetric, prepared
+from capeval_core.metric_text import MetricDescription
 from capeval_core.project import LICENCE, address
 from capeval_core.registry import metric_class
 from capeval_core.result import warn_of

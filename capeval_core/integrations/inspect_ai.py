@@ -9,7 +9,7 @@ from typing import Any
 
 from capeval_core.errors import wrong_option
 from capeval_core.inputs.samples import argument_of
-from capeval_core.integrations.opening import open_one
+from capeval_core.integrations.metric_specs import open_one
 from capeval_core.integrations.rewards import without_reasoning
 from capeval_core.project import needs
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from capeval_core.errors import wrong_option
 from capeval_core.integrations.coco import CocoScores
-from capeval_core.integrations.opening import choose_metrics, combine_tables
+from capeval_core.integrations.metric_specs import choose_metrics, combine_tables
 from capeval_core.metric import CaptionMetric
 
 TASKS = Path(__file__).with_name("lmms_tasks")

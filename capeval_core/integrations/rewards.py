@@ -12,7 +12,7 @@ import torch
 
 from capeval_core.errors import Problem, Problems, at, described, naming, place
 from capeval_core.inputs.samples import argument_of, medium_of
-from capeval_core.integrations.opening import MetricSpec, open_one
+from capeval_core.integrations.metric_specs import MetricSpec, open_one
 
 Visuals = Sequence[Any] | torch.Tensor | None
 """Images or videos of captions, each in any form that `CaptionMetric.score` takes."""

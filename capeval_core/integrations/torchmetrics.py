@@ -11,11 +11,11 @@ import pyarrow as pa
 import torch
 
 from capeval_core.inputs.samples import argument_of
-from capeval_core.integrations.opening import MetricSpec, combine_tables, open_one
+from capeval_core.integrations.metric_specs import MetricSpec, combine_tables, open_one
 from capeval_core.integrations.rewards import Visuals, in_memory
-from capeval_core.kept import STAMP, stamp_difference
 from capeval_core.project import needs
 from capeval_core.result import Result
+from capeval_core.store import STAMP, stamp_difference
 
 with needs("torchmetrics", "torchmetrics"):
     import torchmetrics

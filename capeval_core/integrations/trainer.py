@@ -17,7 +17,7 @@ from capeval_core.errors import Problem, Problems, described, naming, warn
 from capeval_core.inputs.images import Texts, Visual
 from capeval_core.inputs.notes import Notes
 from capeval_core.inputs.samples import Samples, argument_of, check_captions, check_samples, medium_of
-from capeval_core.integrations.opening import MetricSpec, choose_metrics, warn_failed, warn_ignored
+from capeval_core.integrations.metric_specs import MetricSpec, choose_metrics, warn_failed, warn_ignored
 from capeval_core.metric import CaptionMetric, prepared
 from capeval_core.result import Result
 

@@ -13,8 +13,8 @@ from capeval_core.judgements.hub_sets import set_item
 from capeval_core.judgements.sets import SETS
 from capeval_core.judgements.tables import PUBLISHED
 from capeval_core.judgements.verification import example_place
-from capeval_core.kept import PARTIAL, whole_folder
 from capeval_core.registry import METRICS, list_metrics, metric_class
+from capeval_core.store import PARTIAL, whole_folder
 from capeval_core.weights.catalogue import DATA, PARTS, WEIGHTS, ReleaseFile, WeightsEntry
 from capeval_core.weights.download import DownloadError, download_file
 from capeval_core.weights.folder import sha256_of

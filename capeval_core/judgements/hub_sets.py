@@ -17,7 +17,7 @@ from yaml import YAMLError
 from capeval_core.errors import FileError, file_error
 from capeval_core.fetching import Item, Wishes, tell
 from capeval_core.judgements.sets import REFERENCES, SetEntry
-from capeval_core.kept import cache_home, whole_folder
+from capeval_core.store import cache_home, whole_folder
 from capeval_core.weights.catalogue import ReleaseFile
 from capeval_core.weights.download import DownloadError
 from capeval_core.weights.folder import file_checksum

@@ -13,8 +13,8 @@ from capeval_core.judgements.hub_sets import IMAGES, fetched_set
 from capeval_core.judgements.scoring import SetScorer
 from capeval_core.judgements.sets import find_visuals, load_set, set_entry
 from capeval_core.judgements.tables import PUBLISHED, Judged, published
-from capeval_core.kept import cache_home
 from capeval_core.metric import CaptionMetric
+from capeval_core.store import cache_home
 
 _SET = "flickr8k_expert"
 _SET_TOLERANCE = 0.15  # of tau times 100: decoders of JPEG differ in the last bits

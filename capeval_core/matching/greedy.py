@@ -19,9 +19,9 @@ from torch import Tensor
 
 from capeval_core.errors import Problems, did_you_mean
 from capeval_core.limits import LIMITS
-from capeval_core.matching import buckets, slices
+from capeval_core.matching import cpu_kernel, cpu_threads
 from capeval_core.matching.cosine import harmonic_mean
-from capeval_core.matching.sets import Best, OddRowError, Sets, ordinary, reference
+from capeval_core.matching.ragged_sets import Best, OddRowError, Sets, ordinary, reference
 from capeval_core.models.device import exact_float32, kernels_agree, on_device, triton_problem
 from capeval_core.ragged import Integers, starts_of
 
@@ -412,8 +412,8 @@ def _triton(x: Sets, y: Sets, of_x: Integers, of_y: Integers, indices: bool) -> 
 
 _PATHS: dict[str, Any] = {
     "reference": reference,
-    "slices": slices.best_matches,
-    "buckets": buckets.best_matches,
+    "slices": cpu_kernel.best_matches,
+    "buckets": cpu_threads.best_matches,
     "triton": _triton,
 }
 

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from capeval_core.matching.sets import Best, Sets
+from capeval_core.matching.ragged_sets import Best, Sets
 from capeval_core.ragged import Integers, starts_of
 
 Work = NDArray[Any]

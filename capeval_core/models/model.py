@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from capeval_core.kept import whole_folder
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.config import read
 from capeval_core.models.device import DTYPES, resolve_device, warn_of_slow
+from capeval_core.store import whole_folder
 from capeval_core.weights.catalogue import entry_of
 from capeval_core.weights.conversion import Conversion, Release, tensor_problems
 from capeval_core.weights.folder import (

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from jinja2 import Environment, PackageLoader
 
-from capeval_core.description import MetricDescription
 from capeval_core.errors import did_you_mean, expanded_path
+from capeval_core.metric_text import MetricDescription
 from capeval_core.project import __version__
 from capeval_core.registry import METRICS, metric_class, module_path, network_of, shipped
 from capeval_core.weights import catalogue

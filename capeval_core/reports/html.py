@@ -19,10 +19,10 @@ from PIL import Image
 from capeval_core.errors import minus, p_in_words, signed
 from capeval_core.inputs.images import ImageError, Upright, image_source
 from capeval_core.inputs.videos import Sampling, video_source
-from capeval_core.kept import whole_folder
 from capeval_core.project import __version__
 from capeval_core.reports.explanations import DIGITS, STYLE, Picture, drawing, jpeg, round_ticks, template
 from capeval_core.reports.tables import System, Systems
+from capeval_core.store import whole_folder
 
 _FILE = "index.html"
 _GENERATOR = '<meta name="generator" content="capeval">'

@@ -27,7 +27,7 @@ from capeval_core.metric import CaptionMetric, CommonOptions, Evidence, Model
 from capeval_core.options import option
 from capeval_core.phrases.source import PhraseSource, phrase_models, phrase_opener
 from capeval_core.ragged import Doubles, Floats, Integers, Ragged, inner
-from capeval_core.regions.opening import region_models, region_opener
+from capeval_core.regions.by_name import region_models, region_opener
 from capeval_core.regions.regions import CachedRegions, LimitedRegions, RegionSource
 from capeval_core.registry import facts
 from capeval_core.reports.evidence import PhraseMatches, RegionExplanation

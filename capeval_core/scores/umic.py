@@ -21,7 +21,7 @@ from capeval_core.registry import facts
 from capeval_core.reports.evidence import BoxExplanation, box_notes
 from capeval_core.result import Values
 from capeval_core.rows import column, common_columns, nullable, row_schema
-from capeval_core.scores.boxes import RegionMetric, RegionOptions, check_selection, error_of
+from capeval_core.scores.box_metrics import RegionMetric, RegionOptions, check_selection, error_of
 from capeval_core.weights.catalogue import FASTER_RCNN_VG
 
 Doubles = NDArray[np.float64]

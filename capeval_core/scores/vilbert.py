@@ -25,7 +25,7 @@ from capeval_core.registry import facts, network
 from capeval_core.reports.evidence import MatchExplanation, match_note
 from capeval_core.result import Values
 from capeval_core.rows import FLOATS, NESTED, column, common_columns, lists, row_schema
-from capeval_core.scores.boxes import RegionMetric, RegionOptions, error_of
+from capeval_core.scores.box_metrics import RegionMetric, RegionOptions, error_of
 from capeval_core.scores.corpus import TokenIdf, token_weights
 from capeval_core.weights.catalogue import X152_VG
 

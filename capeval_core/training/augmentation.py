@@ -31,13 +31,13 @@ from tqdm import tqdm
 
 from capeval_core.errors import InputError, Problems, ProblemsError, file_error, wrong_option
 from capeval_core.inputs.images import InputImage, in_rgb
-from capeval_core.kept import DamagedError, Kept, check_folder, read_kept
 from capeval_core.limits import LIMITS
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.device import DTYPES, resolve_device
 from capeval_core.options import Settings, option
 from capeval_core.project import install_command
-from capeval_core.training.captioned import CaptionedImages
+from capeval_core.store import DamagedError, Kept, check_folder, read_kept
+from capeval_core.training.training_data import CaptionedImages
 from capeval_core.weights.folder import WeightsError, file_checksum, open_foreign
 
 # Kinds of positives.

@@ -32,7 +32,6 @@ from capeval_core.options import option
 from capeval_core.project import __version__
 from capeval_core.registry import network_of
 from capeval_core.training.augmentation import Positives
-from capeval_core.training.captioned import CaptionedImages
 from capeval_core.training.towers import (
     SCALE,
     AdaptedClip,
@@ -57,6 +56,7 @@ from capeval_core.training.trainer import (
     opened,
     scalar_terms,
 )
+from capeval_core.training.training_data import CaptionedImages
 from capeval_core.weights.catalogue import PROMPT
 from capeval_core.weights.folder import WeightsError
 

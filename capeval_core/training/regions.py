@@ -24,12 +24,12 @@ from capeval_core.fetching import open_listed
 from capeval_core.inputs.images import ImageError, Visual
 from capeval_core.judgements.sets import Judgements
 from capeval_core.options import option
-from capeval_core.scores.boxes import FirstBoxes, box_source_opener, store_of
-from capeval_core.training.captioned import CaptionedImages
+from capeval_core.scores.box_metrics import FirstBoxes, box_source_opener, store_of
+from capeval_core.training.array_store import StoredArrays
 from capeval_core.training.negatives import Group, NegativeSampler, similar_by_captions, similar_by_features
-from capeval_core.training.stored import StoredArrays
 from capeval_core.training.tags import Tagger
 from capeval_core.training.trainer import REGIONS, Objective, Report, Terms, Trainer, Training, opened
+from capeval_core.training.training_data import CaptionedImages
 from capeval_core.weights.catalogue import FASTER_RCNN_VG
 from capeval_core.weights.folder import WeightsFolder
 

@@ -21,7 +21,7 @@ from capeval_core.encoders.engine import Encoding, encode_stream
 from capeval_core.encoders.tokenizers import Ids
 from capeval_core.errors import Problems, wrong_option
 from capeval_core.inputs.images import ImageError, InputImage
-from capeval_core.training.stored import StoredArrays
+from capeval_core.training.array_store import StoredArrays
 
 Numbers = NDArray[np.int64]
 SCALE = "logit_scale"  # the tensor of weights that holds log(1 / temperature)

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from capeval_core.errors import Problems, file_error, wrong_option
-from capeval_core.kept import check_seal, seal, stamp_difference, whole_file, write_whole
 from capeval_core.models.device import resolve_device
 from capeval_core.models.model import CheckedModel
 from capeval_core.options import Settings, option
 from capeval_core.project import install_command
 from capeval_core.reports.figures import draw_curves
+from capeval_core.store import check_seal, seal, stamp_difference, whole_file, write_whole
 from capeval_core.weights.folder import WeightsFolder
 
 # Files and folders of a training.

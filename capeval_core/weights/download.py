@@ -21,8 +21,8 @@ from urllib.parse import urljoin, urlsplit
 import requests
 from tqdm import tqdm
 
-from capeval_core.kept import PARTIAL, write_whole
 from capeval_core.limits import LIMITS
+from capeval_core.store import PARTIAL, write_whole
 from capeval_core.weights.catalogue import ReleaseFile
 from capeval_core.weights.folder import WeightsError
 from capeval_core.weights.hub import failures, offline, patiently, reason

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from capeval_core.errors import InputError, Problem, expanded_path, setting, wrong_option
-from capeval_core.kept import cache_home, write_whole
 from capeval_core.limits import LIMITS
+from capeval_core.store import cache_home, write_whole
 from capeval_core.weights.catalogue import WeightsEntry, entry_known_as, entry_named, entry_of, weights_of
 from capeval_core.weights.hub import download
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from capeval_core.errors import file_error
-from capeval_core.kept import cache_home, write_whole
+from capeval_core.store import cache_home, write_whole
 from capeval_core.weights.catalogue import WeightsEntry, entry_of, part_of
 from capeval_core.weights.folder import WeightsError, file_checksum
 

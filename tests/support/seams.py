@@ -38,7 +38,6 @@ from capeval_core.inputs.videos import Sampling, video_source
 from capeval_core.integrations.shards.plan import plan_shards
 from capeval_core.integrations.shards.run import score_shards as score_planned_shards
 from capeval_core.judgements.correlation import Resamples, WeightedRows
-from capeval_core.kept import Kept
 from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_cosine
 from capeval_core.matching.greedy import greedy_match
@@ -52,13 +51,14 @@ from capeval_core.phrases.ptb import ptb_tokens
 from capeval_core.phrases.source import phrase_opener
 from capeval_core.phrases.spans import wrong_words
 from capeval_core.regions import boxes as region_boxes
-from capeval_core.regions.opening import region_opener
+from capeval_core.regions.by_name import region_opener
 from capeval_core.regions.regions import Regions, RegionSource
 from capeval_core.regions.suppression import Suppression, class_confidences
 from capeval_core.replay import variants
 from capeval_core.reports.figures import draw_histogram
-from capeval_core.scores.boxes import FirstBoxes
+from capeval_core.scores.box_metrics import FirstBoxes
 from capeval_core.scores.eco import EcoOptions, Ranking
+from capeval_core.store import Kept
 from capeval_core.training import negatives, tags
 from capeval_core.training.augmentation import Positive, table_of
 from capeval_core.training.pacs import info_nce

@@ -18,7 +18,6 @@ from markupsafe import Markup
 from PIL import ExifTags
 
 from capeval_core.demo import FOLDER, demo_of, demo_samples, score_kinds
-from capeval_core.description import MetricDescription
 from capeval_core.errors import minus, naming, place
 from capeval_core.inputs.decoders import frames_within_limits
 from capeval_core.inputs.images import is_deep, open_image
@@ -26,6 +25,7 @@ from capeval_core.inputs.notes import Notes
 from capeval_core.inputs.samples import Samples
 from capeval_core.limits import LIMITS
 from capeval_core.metric import CaptionMetric, Reranker, prepared
+from capeval_core.metric_text import MetricDescription
 from capeval_core.project import address
 from capeval_core.registry import load, metric_class, titles_of_parts
 from capeval_core.reports.explanations import number, panels, parts, round_ticks, template

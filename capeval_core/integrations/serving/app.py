@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from capeval_core.errors import naming
-from capeval_core.integrations.opening import open_one
+from capeval_core.integrations.metric_specs import open_one
 from capeval_core.integrations.serving.batching import Batcher, Job, QueueFullError
 from capeval_core.integrations.serving.requests import (
     ImageStore,

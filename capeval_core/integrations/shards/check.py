@@ -20,7 +20,7 @@ from capeval_core.integrations.shards.outputs import (
     read_note,
 )
 from capeval_core.integrations.shards.places import Place, files_in
-from capeval_core.kept import PARTIAL
+from capeval_core.store import PARTIAL
 
 _MOST_NAMED = 1000  # uids that are named where many come twice
 

@@ -16,7 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from capeval_core.errors import FileError, file_error, wrong_option
 from capeval_core.inputs.images import short_reason
-from capeval_core.kept import remove_unfinished, whole_file
+from capeval_core.store import remove_unfinished, whole_file
 
 
 @dataclass(frozen=True)

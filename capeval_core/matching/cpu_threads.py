@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from capeval_core.limits import LIMITS
-from capeval_core.matching.sets import Best, Sets
+from capeval_core.matching.ragged_sets import Best, Sets
 from capeval_core.ragged import Integers, ranges, starts_of
 
 

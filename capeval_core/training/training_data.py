@@ -15,7 +15,7 @@ from capeval_core.inputs.columns import FileOptions
 from capeval_core.inputs.images import InputImage, Visual
 from capeval_core.inputs.joining import Folder, paths_by_id
 from capeval_core.options import option
-from capeval_core.scores.boxes import boxes_by_id
+from capeval_core.scores.box_metrics import boxes_by_id
 
 
 @dataclass(frozen=True)

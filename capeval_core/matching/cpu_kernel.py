@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped, unused-ignore]
 
 from capeval_core.limits import LIMITS
-from capeval_core.matching.sets import Best, OddRowError, Sets, ordinary
+from capeval_core.matching.ragged_sets import Best, OddRowError, Sets, ordinary
 from capeval_core.ragged import Integers, ranges, starts_of
 
 # A process that is forked while a thread holds this lock gets a copy that nobody will ever release: the child

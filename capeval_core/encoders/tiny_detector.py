@@ -22,7 +22,7 @@ from capeval_core.models.config import Width, read
 from capeval_core.models.device import DTYPES, exact, on_device, on_host
 from capeval_core.models.model import canary_images
 from capeval_core.ragged import Floats
-from capeval_core.regions.colours import ColourRegions
+from capeval_core.regions.colour_patches import ColourRegions
 from capeval_core.regions.features import boxes_kept
 from capeval_core.regions.suppression import clipped
 from capeval_core.weights.conversion import Conversion

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from capeval_core.errors import did_you_mean, expanded_path, wrong_option
-from capeval_core.regions.colours import ColourRegions
+from capeval_core.regions.colour_patches import ColourRegions
 from capeval_core.regions.precomputed import PrecomputedRegions
 from capeval_core.regions.regions import WITHOUT, RegionSource
 

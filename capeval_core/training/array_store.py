@@ -14,8 +14,8 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from capeval_core.cache import FeatureCache
-from capeval_core.kept import Kept
 from capeval_core.limits import LIMITS
+from capeval_core.store import Kept
 
 
 class StoredArrays(FeatureCache):
