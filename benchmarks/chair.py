@@ -4,7 +4,8 @@
 
 A case is 300 captions of M² Transformer or BLIP-2, the first two references of each image and up to three
 random categories, and one of the known variants that move CHAIR-i. It needs the extra `chair` with NLTK's
-data, and the synonyms in `chair/synonyms.txt` of the folder. `benchmarks/results/chair.md` is its output.
+data, and the list of synonyms in `chair/synonyms.txt` of the folder. `benchmarks/results/chair.md` is its
+output.
 """
 
 from __future__ import annotations

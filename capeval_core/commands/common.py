@@ -138,8 +138,9 @@ def naming_rows(ids: Sequence[str], systems: Sequence[str] = ()) -> AbstractCont
 def read_files(flags: argparse.Namespace, images: Any, candidates: Any, **more: Any) -> Joined:
     """The collection of a file of candidates, and of --references, where there is such a flag."""
     options = FileOptions(**chosen(flags, FileOptions))
-    files = {name: getattr(flags, name, None) or () for name in ("references", "objects")}
-    return read_collection(candidates, images, **files, options=options, **more)
+    references = getattr(flags, "references", None)
+    objects = getattr(flags, "objects", None) or ()
+    return read_collection(candidates, images, references, objects, options=options, **more)
 
 
 def check_objects(metrics: Sequence[type[CaptionMetric]], flags: Any) -> None:

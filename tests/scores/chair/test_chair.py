@@ -134,7 +134,7 @@ def test_the_command_reads_instances_of_coco(
 ) -> None:
     captions, instances, people = (tmp_path / name for name in ("c.json", "instances.json", "captions.json"))
     captions.write_text(json.dumps({"1": "a dog and a cat", "2": "two men", "3": "a cow by a bus stop"}))
-    content = {
+    content: dict[str, Any] = {
         "images": [{"id": 1}, {"id": 2}, {"id": 3}],
         "annotations": [{"image_id": 1, "category_id": 18}, {"image_id": 2, "category_id": 1}],
         "categories": [{"id": 1, "name": "person"}, {"id": 18, "name": "dog"}],
@@ -150,7 +150,7 @@ def test_the_command_reads_instances_of_coco(
     assert capeval("score", "chair", *files) == 2
     both = ["--candidates", captions, "--references", people, "--objects", instances]
     assert capeval("score", "chair,bleu", *both) == 2
-    del content["categories"][0]["name"]  # type: ignore[attr-defined]
+    del content["categories"][0]["name"]
     instances.write_text(json.dumps(content))
     assert capeval("score", "chair", *files, "--objects", instances) == 2
     assert "instances.json" in capsys.readouterr().err
