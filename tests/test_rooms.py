@@ -14,7 +14,7 @@ ORDER = (
     "judgements", "replay", "publishing", "training", "integrations", "commands",
 )  # fmt: skip
 SIDE_BY_SIDE = {"regions": {"phrases"}, "phrases": {"regions"}}
-SHARED = {"errors", "options", "cache", "kept", "ragged", "demo", "project", "limits"}
+SHARED = {"errors", "options", "cache", "store", "ragged", "demo", "project", "limits"}
 """Files beside the rooms that any room may import; the others are the contract, for scores and doors."""
 LAST_WITHOUT_THE_CONTRACT = ORDER.index("reports")
 
