@@ -271,13 +271,13 @@ class CaptionMetric(ABC):
     @property
     def network_class(self) -> Any:
         """The class that opens `folder`: of `network`, or of the folder where any dual encoder will do."""
-        usual = network(str(self.network))
+        class_ = network(str(self.network))
         if not self.any_dual_encoder:
-            return usual
+            return class_
         from capeval_core.encoders.dual import DualEncoder
 
         stated = network_of(self.folder)
-        return stated if issubclass(stated, DualEncoder) else usual  # which refuses them by name
+        return stated if issubclass(stated, DualEncoder) else class_  # which refuses them by name
 
     @cached_property
     def encoder(self) -> Any:

@@ -245,8 +245,8 @@ def network_of(folder: WeightsFolder) -> type[CheckedModel]:
     """The class that opens a folder of weights, by the folder's config; WeightsError if it names none."""
     kind = kind_of(folder.config)
     if kind not in NETWORKS:
-        known = f"{did_you_mean(kind, NETWORKS)} (known: {', '.join(NETWORKS)})"
-        raise WeightsError(f"weights {folder.name!r}: {CONFIG} has encoder {kind!r}, no network here{known}")
+        hint = f"{did_you_mean(kind, NETWORKS)} (known: {', '.join(NETWORKS)})"
+        raise WeightsError(f"weights {folder.name!r}: {CONFIG} has encoder {kind!r}, no network here{hint}")
     return network(kind)
 
 

@@ -78,8 +78,8 @@ def merge_adapters(tensors: Tensors, adapters: Adapters, notes: list[str]) -> Te
     for name in [name for name in tensors if name not in plain]:
         parts = _ADAPTER.fullmatch(name)
         if parts is None:
-            known = "attn.in_proj_weight, attn.out_proj, mlp.c_fc, mlp.c_proj and visual.conv1"
-            raise ValueError(f"unknown adapter {name}: PAC-S++ has them at {known}")
+            places = "attn.in_proj_weight, attn.out_proj, mlp.c_fc, mlp.c_proj and visual.conv1"
+            raise ValueError(f"unknown adapter {name}: PAC-S++ has them at {places}")
         target = parts[1] if parts[1].endswith("in_proj_weight") else f"{parts[1]}.weight"
         pairs.setdefault(target, {})[parts[2]] = tensors[name]
     merged = 0

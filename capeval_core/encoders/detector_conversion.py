@@ -65,9 +65,9 @@ class _DetectorConversion(Conversion):
         values = {key: _value(content, key) for key in (*released, *self.facts["fixed"])}
         lacking = [key for key in released if values[key] is None and not self.facts.get("partial")]
         problems = [f"{key} is missing" for key in lacking] + [
-            f"{key} is {described(values[key])}, but only {known!r} is known"
-            for key, known in self.facts["fixed"].items()
-            if values[key] not in (None, known)
+            f"{key} is {described(values[key])}, but only {fixed_value!r} is known"
+            for key, fixed_value in self.facts["fixed"].items()
+            if values[key] not in (None, fixed_value)
         ]
         if problems:
             raise file_error(path, problems[0], "pass the one that lies beside this checkpoint")

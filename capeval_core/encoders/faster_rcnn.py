@@ -165,7 +165,7 @@ class _Detector(BoxEncoder):
         return Proposals(boxes, objectness, features, self.model.class_logits(features))
 
     @abstractmethod
-    def select(self, found: Proposals, scale: Any, size: tuple[int, int]) -> tuple[BoxFeatures, Integers]:
+    def select(self, proposals: Proposals, scale: Any, size: tuple[int, int]) -> tuple[BoxFeatures, Integers]:
         """What is kept of the proposals of an image of (width, height), and their indices."""
 
     @abstractmethod
@@ -420,15 +420,15 @@ class FasterRcnn(_Detector, tags=["object-detection", "faster-rcnn"]):
 
     @torch.inference_mode()
     def select(
-        self, found: Proposals, scale: tuple[int, int], size: tuple[int, int]
+        self, proposals: Proposals, scale: tuple[int, int], size: tuple[int, int]
     ) -> tuple[BoxFeatures, Integers]:
         """What the rule keeps of the proposals of an image, and their indices. `bua10_100`: 10 to 100
         proposals, those with a confidence above 0.2, see `boxes_kept`. `lxmert36`: the 36 best boxes after
         regression, of the likeliest class. `scale` is the (height, width) of the pixels that they were found
         in."""
-        probabilities = found.class_logits.softmax(dim=1)[:, :-1]
+        probabilities = proposals.class_logits.softmax(dim=1)[:, :-1]
         if self.rule == "bua10_100":
-            boxes, by_class, features = map(on_host, (found.boxes, probabilities, found.features))
+            boxes, by_class, features = map(on_host, (proposals.boxes, probabilities, proposals.features))
             scores = class_confidences(boxes, by_class, _ONE_THING)
             order = np.argsort(-scores, kind="stable")
             best = order[: boxes_kept(scores[order])]
@@ -436,11 +436,11 @@ class FasterRcnn(_Detector, tags=["object-detection", "faster-rcnn"]):
             settings = self.settings.detections
             confidences, likeliest = probabilities.max(dim=1)
             each = torch.arange(len(confidences), device=confidences.device)
-            deltas = self.model.predictor.bbox_pred(found.features).view(len(confidences), -1, 4)[
+            deltas = self.model.predictor.bbox_pred(proposals.features).view(len(confidences), -1, 4)[
                 each, likeliest
             ]
-            moved = _decoded(deltas, found.boxes, settings.delta_weights)
-            boxes, scores, features = map(on_host, (moved, confidences, found.features))
+            moved = _decoded(deltas, proposals.boxes, settings.delta_weights)
+            boxes, scores, features = map(on_host, (moved, confidences, proposals.features))
             boxes = clipped(boxes, scale)
             best = enough_boxes(boxes, scores, settings.overlaps, settings.least, settings.most)
         ratio = np.tile(np.divide(size, scale[::-1], dtype=np.float32), 2)
@@ -648,18 +648,20 @@ class X152(_Detector, tags=["object-detection", "faster-rcnn", "resnext"]):
         return _with_margin(pixels - torch.from_numpy(self._mean).view(3, 1, 1))
 
     @torch.inference_mode()
-    def select(self, found: Proposals, scale: float, size: tuple[int, int]) -> tuple[BoxFeatures, Integers]:
+    def select(
+        self, proposals: Proposals, scale: float, size: tuple[int, int]
+    ) -> tuple[BoxFeatures, Integers]:
         """The most confident proposals of an image, and their indices. The confidence of a proposal is its
         best score among the classes whose suppression it survives, 0 where there is none. Of equal
         confidences the first proposal comes first. `scale`: pixels that they were found in per pixel of the
         image."""
         settings = self.settings.detections
-        boxes, probabilities = map(on_host, (found.boxes, found.class_logits.softmax(dim=1)))
+        boxes, probabilities = map(on_host, (proposals.boxes, proposals.class_logits.softmax(dim=1)))
         boxes = boxes / np.float32(scale)
         one_thing = Suppression(settings.overlap, _PIXEL, at_bound=True)
         confidences = class_confidences(boxes, probabilities[:, 1:], one_thing, settings.threshold)
         best = np.argsort(-confidences, kind="stable")[: settings.most]
-        features = on_host(found.features[on_device(best, found.features.device)])
+        features = on_host(proposals.features[on_device(best, proposals.features.device)])
         return BoxFeatures(boxes[best], features, size, confidences[best]), best
 
 

@@ -496,14 +496,14 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
 
     @exact
     def _pair_states(
-        self, states: list[Tensor], pairs: Sequence[Pair], block: int, *given: Any
+        self, states: list[Tensor], pairs: Sequence[Pair], block: int, *arguments: Any
     ) -> list[Tensor]:
         """(rows, hidden) of the text of each pair after a co-attention block."""
         images = {position: number for number, position in enumerate(dict.fromkeys(p for p, _, _ in pairs))}
         texts = {ids: number for number, ids in enumerate(dict.fromkeys(ids for _, ids, _ in pairs))}
         both = [(texts[ids], images[position]) for position, ids, _ in pairs]
         regions = [states[position] for position in images]
-        return self.model.text_states(self.text_states(list(texts), *given), regions, both, block)
+        return self.model.text_states(self.text_states(list(texts), *arguments), regions, both, block)
 
     def canary(self) -> Floats:
         """(3, 2): of three captions, cosines of their words' mean features with two made-up images."""

@@ -349,8 +349,9 @@ class BoxFeatureStore(ABC):
                 return _Lines(path)
         if path.suffix == EXTENSION:
             fix = "pass the folder that it is in"
-        known = path.is_dir() or path.is_file()  # a pipe could block for ever
-        raise file_error(path, "has no box features of a known form" if known else "is no regular file", fix)
+        is_file_or_folder = path.is_dir() or path.is_file()  # a pipe could block for ever
+        problem = "has no box features of a known form" if is_file_or_folder else "is no regular file"
+        raise file_error(path, problem, fix)
 
     @cached_property
     @abstractmethod
@@ -453,7 +454,7 @@ class _Files(BoxFeatureStore):
         return npz_arrays(str(self.entries[image_id]))
 
     def state(self) -> Iterable[object]:
-        return self.manifest, [(one, path.stat().st_size) for one, path in sorted(self.entries.items())]
+        return self.manifest, [(name, path.stat().st_size) for name, path in sorted(self.entries.items())]
 
 
 def npz_bytes(boxes: BoxFeatures, image_key: str) -> bytes:
@@ -517,11 +518,11 @@ class _Database(BoxFeatureStore):
                 import_module(package)
         by_name = {data.parent.name: data for data in databases}
         preferred = [f"feat_{_RULE}_compressed", f"feat_{_RULE}", "all_compressed", "all"]
-        chosen = [by_name[name] for name in preferred if name in by_name] or databases
-        if len(chosen) > 1 and chosen is databases:
+        candidates = [by_name[name] for name in preferred if name in by_name] or databases
+        if len(candidates) > 1 and candidates is databases:
             names = ", ".join(map(repr, sorted(by_name)))
             raise file_error(path, f"holds several databases ({names})", "pass the path of one of them")
-        self.data = chosen[0]
+        self.data = candidates[0]
         self.rule, self.counts = _read_counts(self.data.parent)
         self.selection = self.rule if self.counts else None
 
@@ -530,13 +531,13 @@ class _Database(BoxFeatureStore):
         with _opened(self.data) as (_, transaction):
             keys = [bytes(key) for key in transaction.cursor().iternext(values=False)]
         entries = {key.decode(errors="replace"): key for key in keys if key != _KEYS}
-        found = ""
+        problem = ""
         if isinstance(self.counts, dict) and self.counts and self.counts.keys().isdisjoint(entries):
-            found = f"the numbers of boxes beside it are of other images: {next(iter(self.counts))!r}"
+            problem = f"the numbers of boxes beside it are of other images: {next(iter(self.counts))!r}"
         elif twice := [name for name in entries if f"{name}{EXTENSION}" in entries]:
-            found = f"the id {twice[0]!r} comes twice"
-        if found:
-            raise file_error(self.data, found, "expected UNITER's image database")
+            problem = f"the id {twice[0]!r} comes twice"
+        if problem:
+            raise file_error(self.data, problem, "expected UNITER's image database")
         return {name.removesuffix(EXTENSION): key for name, key in entries.items()}
 
     def arrays(self, image_id: str) -> Mapping[str, Any]:

@@ -43,9 +43,9 @@ def _instances(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
             if name not in listed:
                 listed.append(name)
     except (KeyError, TypeError) as error:
-        found = f"is not a file of instances as COCO's: {type(error).__name__} {error}"
+        problem = f"is not a file of instances as COCO's: {type(error).__name__} {error}"
         fix = "each of its annotations needs image_id and category_id, each category id and name"
-        raise file_error(path, found, fix) from None
+        raise file_error(path, problem, fix) from None
     return [{KEY: image_id, VALUE: listed or [NOTHING]} for image_id, listed in objects.items()]
 
 

@@ -121,8 +121,8 @@ def _patterns(folder: Path, entry: SetEntry, split: str) -> list[str]:
     outside = [pattern for pattern in patterns if pattern.startswith("/") or ".." in Path(pattern).parts]
     if outside:
         raise file_error(card, f"names files elsewhere ({outside[0]})", "do not use this repository")
-    usual = "data" if config == "default" else config
-    return patterns or [f"{usual}/*{split}-*.parquet"]
+    folder_name = "data" if config == "default" else config
+    return patterns or [f"{folder_name}/*{split}-*.parquet"]
 
 
 def _patterns_of_card(card: Path, config: str, split: str) -> list[str]:

@@ -387,8 +387,8 @@ def _problem_of(name: str, device: torch.device, dtype: torch.dtype) -> str:
     """Why a way cannot be taken, to stand behind its name; '' if it can."""
     if name not in get_args(PathName):
         near = did_you_mean(str(name), get_args(PathName))
-        known = ", ".join(get_args(PathName))
-        return f" is not known{near} (known: {known})"
+        path_names = ", ".join(get_args(PathName))
+        return f" is not known{near} (known: {path_names})"
     if name in ("slices", "buckets") and device.type != "cpu":
         return f", but the rows are on {device}: move them with .cpu()"
     if name != "triton":

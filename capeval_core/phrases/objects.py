@@ -96,9 +96,9 @@ def singular(word: str) -> str:
     """
     if _UNCHANGED.search(word):
         return word
-    for plural, one in _IRREGULAR:
+    for plural, singular in _IRREGULAR:
         if word.endswith(plural):
-            return word.removesuffix(plural) + one
+            return word.removesuffix(plural) + singular
     for pattern, replacement in _SINGULARS:
         if pattern.search(word):
             return pattern.sub(replacement, word)

@@ -57,19 +57,19 @@ class SamConversion(Conversion):
         encoder, decoder, outside = dict[str, Any](), dict[str, Any](), dict[str, Any]()
         for name, tensor in content.items():
             name = name.removeprefix("model.")
-            first, _, rest = name.partition(".")
+            first, _, parameter = name.partition(".")
             if first == "image_encoder":
                 encoder[name] = tensor
             elif first in ("prompt_encoder", "mask_decoder", *_PARTS):
-                decoder[f"{_PARTS.get(first, first)}.{rest}"] = tensor
+                decoder[f"{_PARTS.get(first, first)}.{parameter}"] = tensor
             elif name not in ("pixel_mean", "pixel_std"):
                 outside[name] = tensor
         if not encoder and self.facts["kinds"].keys() & outside:  # an image encoder alone
             encoder, outside = {_ENCODER + name: tensor for name, tensor in outside.items()}, {}
         if outside or not encoder | decoder or (encoder and not self._kind(encoder)):
             parts = "image_encoder (a ViT, TinyViT or EfficientViT-L2), prompt_encoder or mask_decoder"
-            found = name_some(outside or encoder)
-            raise ValueError(f"{path} is no SAM: expected names under {parts}, found {found}")
+            outside_names = name_some(outside or encoder)
+            raise ValueError(f"{path} is no SAM: expected names under {parts}, found {outside_names}")
         return encoder, decoder
 
     def _kind(self, content: Mapping[str, Any]) -> str | None:

@@ -189,8 +189,8 @@ class Chair(CaptionMetric):
             errors=[None] * count,
             truncated=np.zeros(count, dtype=np.int32),
         )
-        own = {"mentions": mentions, "hallucinated": hallucinated, "objects": objects}
-        yield pa.table({**common, **own}, schema=self.ROW)
+        metric_columns = {"mentions": mentions, "hallucinated": hallucinated, "objects": objects}
+        yield pa.table({**common, **metric_columns}, schema=self.ROW)
 
     def aggregate(self, rows: pa.Table) -> Values:
         summands = np.zeros((len(rows), len(SUMS)))

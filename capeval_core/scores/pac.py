@@ -118,8 +118,8 @@ class ClipCosine(CaptionMetric):
 
     def open_models(self) -> dict[str, Model]:
         if self.options.prompt is None:
-            usual = self.options.description("prompt").none_means
-            prompt = self.folder.config.get("constants", {}).get("prompt", usual)
+            usual_prompt = self.options.description("prompt").none_means
+            prompt = self.folder.config.get("constants", {}).get("prompt", usual_prompt)
             self.options = replace(self.options, prompt=prompt)
         return super().open_models()
 

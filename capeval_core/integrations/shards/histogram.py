@@ -83,8 +83,8 @@ def _add_quantiles(histogram: ScoreHistogram, scores: NDArray[np.float64], keep:
 
 def part_of(parts: pa.Array, part: str) -> pa.Array:
     """A part of scores, of their column `parts`. Raises ValueError where there is no such part."""
-    known = [field.name for field in parts.type] if pa.types.is_struct(parts.type) else []
-    if part not in known:
-        fix = f"there are {', '.join(known)}" if known else "these scores have none: leave it out"
+    part_names = [field.name for field in parts.type] if pa.types.is_struct(parts.type) else []
+    if part not in part_names:
+        fix = f"there are {', '.join(part_names)}" if part_names else "these scores have none: leave it out"
         raise wrong_option("part", part, "is not a part of these scores", fix)
     return pc.struct_field(parts, part)
