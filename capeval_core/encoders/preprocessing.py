@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from capeval_core.inputs.images import Resize, square_pixels
+from capeval_core.inputs.images import Resize, central_square, square_pixels
 from capeval_core.models.config import Closed, Deviations, Means, Side
 from capeval_core.models.device import on_device
 from capeval_core.weights.catalogue import CLIP_MEAN, CLIP_STD
@@ -79,12 +79,6 @@ def image_pixels(image: Image.Image, preprocessing: Preprocessing, transform: Ma
     pixels = torch.from_numpy(square).permute(2, 0, 1)[None].float().div_(255)  # no second copy of it
     n = preprocessing.image_size
     return functional.interpolate(pixels, (n, n), mode="bicubic", antialias=True)[0]
-
-
-def central_square(height: int, width: int) -> tuple[int, int, int]:
-    """Top, left and side of the largest square in the middle."""
-    side = min(height, width)
-    return height // 2 - side // 2, width // 2 - side // 2, side
 
 
 def window_of(height: int, width: int, transform: MaskTransform) -> tuple[int, int, int, int]:

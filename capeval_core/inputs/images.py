@@ -683,6 +683,12 @@ def resized(
     return high if (top, bottom) == (0, high.height) else high.crop((0, top, right - left, bottom))
 
 
+def central_square(height: int, width: int) -> tuple[int, int, int]:
+    """Top, left and side of the largest square in the middle."""
+    side = min(height, width)
+    return height // 2 - side // 2, width // 2 - side // 2, side
+
+
 def square_pixels(
     image: Image.Image, size: int, method: Image.Resampling, resize: Resize = "shortest"
 ) -> NDArray[np.uint8]:

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from capeval_core.encoders.preprocessing import central_square
-from capeval_core.inputs.images import InputImage, Visual
+from capeval_core.inputs.images import InputImage, Visual, central_square
 from capeval_core.inputs.videos import EVERY, Sampling
 from capeval_core.phrases.spans import wrong_words
 from capeval_core.regions.features import THRESHOLD
