@@ -29,9 +29,9 @@ class StoredArrays(FeatureCache):
         seconds = LIMITS.training_seconds
         self._store = Kept(store_folder, stamp, folder.name, most_seconds=seconds, mapped=True, required=True)
         self._places: dict[str, tuple[int, int]] = {}
-        self._read()
+        self._load()
 
-    def _read(self) -> None:
+    def _load(self) -> None:
         self._tables: list[tuple[NDArray[np.int64], NDArray[Any]]] = []
         self._new: set[str] = set()
         for table in self._store.tables():
@@ -61,7 +61,7 @@ class StoredArrays(FeatureCache):
         """Write all arrays to the disk, and map them."""
         if self._new:
             self._store.flush()
-            self._read()
+            self._load()
 
     def __getitem__(self, key: str) -> NDArray[Any]:
         """An array that is on the disk."""
