@@ -76,6 +76,8 @@ class _Page:
     served_captions: int = 4_096  # of a request to the reward server
     served_waiting: int = 16_384  # captions that wait for a batch
     served_body_bytes: int = 256 << 20  # of a request
+    served_values: int = 1_000_000  # of the JSON of a request
+    served_characters: int = 100_000  # of a text
     served_bodies_bytes: int = 1 << 30  # of all requests that are in work
     served_image_bytes: int = 1 << 30  # of images that are kept by their digest
 

@@ -26,9 +26,9 @@ def run(arguments: list[str]) -> int:
     token = None
     if flags.token is not None:
         token = os.environ.get(flags.token)
-        if not token:
+        if not token or not token.isascii():
             raise ValueError(
-                f"--token {flags.token}: the environment has no variable of this name with a token"
+                f"--token {flags.token}: the environment has no variable of this name with a token in ASCII"
             )
     elif flags.host not in _LOCAL:
         complain(

@@ -26,8 +26,8 @@ def read_objects(path: Any, problems: Problems, options: FileOptions) -> TextFil
         content = files.load_json(place)
         if isinstance(content, dict) and isinstance(content.get("categories"), list):
             records = Records(place, "instances of images", _instances(place, content))
-            return texts_of(records, "references", options, problems, several=True)
-    return read_texts(path, "references", problems, options)
+            return texts_of(records, "references", options, problems, several=True, joins_words=False)
+    return read_texts(path, "references", problems, options, joins_words=False)
 
 
 def _instances(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:

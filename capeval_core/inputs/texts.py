@@ -44,12 +44,14 @@ def read_texts(
     *,
     wide: bool = False,
     one_split: bool | None = None,
+    joins_words: bool = True,
 ) -> TextFile:
     """The texts of a file of candidates (`caption`) or of `references`.
 
-    wide: of pools, one row may hold all captions of an image. one_split: whether the user has to choose one
-    where there are several, as of candidates. What is wrong with single records is noted as problems;
-    FileError where the file cannot be read, or can be read in two ways.
+    joins_words: whether a list of single words may be one caption. wide: of pools, one row may hold all
+    captions of an image. one_split: whether the user has to choose one where there are several, as of
+    candidates. What is wrong with single records is noted as problems; FileError where the file cannot be
+    read, or can be read in two ways.
     """
     options = options or FileOptions()
     problem_count = len(problems)
@@ -69,7 +71,8 @@ def read_texts(
         file = TextFile(records, role, replace(options, id_column=id_column), columns)
         _read_wide(file, problems)
     else:
-        file = texts_of(records, role, options, problems, several=role == "references" or wide)
+        several = role == "references" or wide
+        file = texts_of(records, role, options, problems, several=several, joins_words=joins_words)
     file.splits = splits
     file.notes = [*records.notes, *notes, *file.notes]
     _warn_of_missing(file)
@@ -86,12 +89,18 @@ def _expected(options: FileOptions) -> list[str]:
 
 
 def texts_of(
-    records: Records, role: str, options: FileOptions, problems: Problems, *, several: bool
+    records: Records,
+    role: str,
+    options: FileOptions,
+    problems: Problems,
+    *,
+    several: bool,
+    joins_words: bool = True,
 ) -> TextFile:
     """The texts of records; several: whether numbered columns are read together. Raises FileError."""
     groups = text_groups(records, role, options, several=several)
     file = TextFile(records, role, options, [name for group in groups for name in group])
-    _read_groups(file, groups, problems)
+    _read_groups(file, groups, problems, joins_words=joins_words)
     return file
 
 
@@ -146,13 +155,15 @@ class _RecordTexts(NamedTuple):
     is_list: bool
 
 
-def _read_groups(file: TextFile, groups: Sequence[Sequence[str]], problems: Problems) -> None:
+def _read_groups(
+    file: TextFile, groups: Sequence[Sequence[str]], problems: Problems, *, joins_words: bool
+) -> None:
     """The texts of each record, of the first group of columns that has some."""
     texts_of_records: list[_RecordTexts] = []
     for index, row in enumerate(file.records.rows):
         with noting(problems):
             texts_of_records.append(_texts_of_record(file, index, row, groups))
-    lists_are_words = _lists_are_words(file, texts_of_records)
+    lists_are_words = joins_words and _lists_are_words(file, texts_of_records)
     for record in texts_of_records:
         texts = record.texts
         if record.is_list:

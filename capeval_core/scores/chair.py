@@ -11,7 +11,7 @@ caption: the option `variant` says which one is meant (`capeval_core.phrases.obj
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from os import PathLike, fspath
@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from capeval_core.errors import InputError
+from capeval_core.errors import InputError, InputTypeError, Problem, Problems, at, described
 from capeval_core.fetching import listed_file
 from capeval_core.inputs.images import Texts, Visual
 from capeval_core.inputs.names import as_id
@@ -91,6 +91,13 @@ def object_words(synonyms: str | None, variant: Reading) -> ObjectWords:
     return ObjectWords.of_file(path, variant)
 
 
+def _name_of(image: Any) -> str | None:
+    """The name of an image in a text, a number (numpy's and torch's too) or a path; None for other values."""
+    if hasattr(image, "item"):
+        image = image.item()
+    return as_id(fspath(image) if isinstance(image, PathLike) else image)
+
+
 @facts("chair")
 class Chair(CaptionMetric):
     """CHAIR-i: of all objects that captions mention, the share that is not in the image.
@@ -136,7 +143,15 @@ class Chair(CaptionMetric):
         samples = super().check_input(options, captions, None, references, **how)
         if images is None:
             return samples
-        image_ids = [as_id(image) for image in images]
+        if isinstance(images, (str, bytes)) or not isinstance(images, Iterable):
+            problem = Problem("images", f"is {described(images)}", "pass a name for each caption", TypeError)
+            raise InputTypeError(problem)
+        image_ids = [_name_of(image) for image in images]
+        problems = Problems()
+        for row, image_id in enumerate(image_ids):
+            if image_id is None:
+                problems.add(Problem(at("images", row), "is not a name", "pass a text, a number or a path"))
+        problems.raise_if_any()
         if len(image_ids) != len(samples):
             fix = "name the image of each caption"
             raise InputError(other_length("captions", len(samples), "images", len(image_ids), fix))

@@ -38,7 +38,9 @@ def rows_as_lines(path: Path) -> Path:
 
 
 FORMS: dict[str, Any] = {
-    "0.parquet": lambda path: write_parquet(path, {**ROWS, "more": list(range(20))}, row_group_size=3),
+    "0.parquet": lambda path: write_parquet(
+        path, {**ROWS, "more": list(range(20))}, row_group_size=3, compression="NONE"
+    ),
     "0.tar": lambda path: write_tar(path, [("README", b"of no row"), *tar_members(ROWS, fields=True)]),
     "0.tar.gz": lambda path: write_tar(path, tar_members(ROWS, fields=False)),
     "0.jsonl": rows_as_lines,
@@ -167,6 +169,8 @@ def test_another_shard_or_rule_than_before_is_refused(scored: Any, capeval: Cape
         (["--keep", "3", "--output", "kept"], "keep"),
         (["--min", "0.3"], "--output"),
         (["--min", "0.3", "--output", "in"], "in"),
+        (["--min", "0.3", "--output", "scores"], "scores"),
+        (["--min", "0.3", "--uids", "scores/0.parquet"], "scores"),
         (["--min", "nan", "--output", "kept"], "min"),
         (["--min", "0.3", "--part", "cos", "--output", "kept"], "cosine"),
         (["--min", "0.3", "--uids", "kept.txt"], "kept.txt"),
@@ -191,6 +195,38 @@ def test_a_flipped_bit_in_a_kept_shard_is_made_again(scored: Any, capeval: Capev
     assert capeval(*line).status == 0 and kept.read_bytes() == whole
     (tmp_path / "kept" / "filter" / "0.tar.json").write_text('{"least": 0.')
     assert capeval(*line).status == 0 and kept.read_bytes() == whole
+
+
+def test_nothing_of_others_is_overwritten(scored: Any, capeval: Capeval, tmp_path: Path) -> None:
+    path, _ = scored("0.parquet")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "0.parquet").write_bytes(b"of somebody else")
+    ran = capeval("shards", "filter", "scores", "--min", "0", "--output", "there")
+    assert ran.status == 2 and (tmp_path / "there" / "0.parquet").read_bytes() == b"of somebody else"
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "0.parquet").symlink_to(path)
+    whole = path.read_bytes()
+    assert capeval(*SCORE[:-1], "of-links", "--input", "links/0.parquet").status == 0
+    ran = capeval("shards", "filter", "of-links", "--min", "9", "--output", "in")
+    assert ran.status == 2 and path.read_bytes() == whole
+
+
+def test_rows_that_were_scored_since_are_kept_too(capeval: Capeval, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    rows_as_lines(tmp_path / "in" / "0.jsonl")
+    image = tmp_path / "in" / "images" / f"{ROWS['uid'][3]}.png"
+    content = image.read_bytes()
+    image.unlink()
+    line = [*SCORE, "--input", "in/0.jsonl", "--images", "in/images"]
+    assert capeval(*line).status == 0
+    keep = ["shards", "filter", "scores", "--min", "-1", "--output", "kept"]
+    assert capeval(*keep).status == 0
+    assert len((tmp_path / "kept" / "0.jsonl").read_bytes().splitlines()) == 19
+    image.write_bytes(content)
+    assert capeval(*line, "--retry-failed").status == 0
+    assert capeval(*keep).status == 0
+    assert len((tmp_path / "kept" / "0.jsonl").read_bytes().splitlines()) == 20
 
 
 @pytest.mark.system

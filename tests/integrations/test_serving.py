@@ -171,6 +171,17 @@ WRONG: dict[str, tuple[Any, int, str]] = {
     "an address": ({"captions": ["a"], "images": ["https://example.com/a.png"]}, 422, "images[0]"),
     "a digest of a path": ({"captions": ["a"], "images": [{"digest": "../../etc/passwd"}]}, 409, "digest"),
     "a digest of a list": ({"captions": ["a"], "images": [{"digest": ["x"]}]}, 409, "digest"),
+    "no digest": ({"captions": ["a"], "images": [{"digest": None}]}, 409, "digest"),
+    "a digest of a surrogate": (b'{"captions": ["a"], "images": [{"digest": "\\ud800"}]}', 409, "digest"),
+    "NaN": (b'{"captions": ["a"], "images": [NaN]}', 400, "JSON"),
+    "videos for images": ({"captions": ["a"], "videos": [{"bytes": FILES[0]["bytes"]}]}, 422, "images"),
+    "a long text": ({"captions": ["a" * 100_001], "images": FILES[:1]}, 413, "100,001"),
+    "many references": (
+        {"captions": ["a"], "images": FILES[:1], "references": [["b"] * 20_000]},
+        413,
+        "20,001",
+    ),
+    "many values": (b'{"captions": [' + b"{}," * 1_000_001 + b"1]}", 413, "values"),
     "two media": ({"captions": ["a"], "images": FILES[:1], "videos": [FILES[:1]]}, 422, "videos"),
     "unknown metric": ({"captions": ["a"], "images": FILES[:1], "metrics": ["umic"]}, 422, "metrics"),
     "metric as text": ({"captions": ["a"], "images": FILES[:1], "metrics": "pacs"}, 422, "metrics"),
@@ -281,8 +292,9 @@ def test_nemo_gym_verifies_a_response(server: TestClient, expected: dict[str, li
     assert reply["reward"] == pytest.approx(expected["clips"][0], abs=1e-6)
     question[1]["image_url"] = "file:///etc/passwd"
     assert server.post("/verify", json=content).status_code == 422
-    content["response"] = {"output": []}
-    assert server.post("/verify", json=content).status_code == 422
+    for output in ([], [{"type": "message", "content": [{"type": "output_text", "text": None}]}]):
+        content["response"] = {"output": output}
+        assert server.post("/verify", json=content).status_code == 422
 
 
 def test_openrlhf_gets_its_rewards(server: TestClient, expected: dict[str, list[float]]) -> None:
@@ -293,7 +305,17 @@ def test_openrlhf_gets_its_rewards(server: TestClient, expected: dict[str, list[
     content = {"query": queries, "prompts": prompts, "labels": labels}
     reply = server.post("/reward", json=content).json()
     assert reply["rewards"] == reply["scores"] == pytest.approx(expected["pacs"][:3], abs=1e-6)
-    assert server.post("/reward", json={**content, "labels": []}).status_code == 422
+    ended = [query + "<|im_end|></s>" for query in queries]
+    assert server.post("/reward", json={**content, "query": ended}).json()["rewards"] == reply["rewards"]
+    changes: list[dict[str, Any]] = [
+        {"labels": []},
+        {"labels": 5},
+        {"prompts": prompts[:2]},
+        {"prompts": ["USER: another"] * 3},
+        {"query": "a dog"},
+    ]
+    for change in changes:
+        assert server.post("/reward", json={**content, **change}).status_code == 422
 
 
 # ---- the process, and the client that trainers use

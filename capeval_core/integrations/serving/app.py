@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -164,7 +165,9 @@ class Server:
         sent = await self._read(read_json, body)
         scored, results = await self._results(read_verify(sent, name))
         reply = reply_of(scored, results)["results"][name]
-        return JSONResponse({**sent, "reward": reply["scores"][0], "flags": reply["flags"][0]})
+        content = {**sent, "reward": reply["scores"][0], "flags": reply["flags"][0]}
+        # What was sent may hold a lone surrogate, which only an escape can write.
+        return Response(json.dumps(content, allow_nan=False), media_type="application/json")
 
     async def _reward(self, request: Request) -> Response:
         """OpenRLHF's door for remote reward models."""

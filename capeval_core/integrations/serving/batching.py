@@ -131,7 +131,7 @@ class Batcher(threading.Thread):
             results = self._results(awaited)
         except BaseException as error:  # whatever it is, it is the answer to the requests
             if len(awaited) == 1:
-                awaited[0].results.set_exception(error)
+                awaited[0].results.set_exception(_answerable(error))
                 return
             for job in awaited:
                 self._score_alone(job)
@@ -143,7 +143,7 @@ class Batcher(threading.Thread):
         try:
             job.results.set_result(self._results([job])[0])
         except BaseException as error:
-            job.results.set_exception(error)
+            job.results.set_exception(_answerable(error))
 
     def _results(self, jobs: Sequence[Job]) -> list[dict[str, Result]]:
         """The results of each job by metric."""
@@ -159,6 +159,14 @@ class Batcher(threading.Thread):
             for number, part in result.by(labels).items():
                 results[int(number)][name] = part
         return results
+
+
+def _answerable(error: BaseException) -> Exception:
+    """An error as one that ends no event loop; without memory in torch, a MemoryError."""
+    text = str(error)
+    if isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate" in text):
+        return MemoryError(text)
+    return error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {text}")
 
 
 def joined(parts: Sequence[Samples]) -> Samples:

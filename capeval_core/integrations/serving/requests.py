@@ -11,6 +11,8 @@ import binascii
 import hashlib
 import io
 import json
+import math
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -29,6 +31,8 @@ from capeval_core.metric import CaptionMetric
 from capeval_core.result import Result, plain
 
 SHA256 = "sha256:"
+_ENDS = re.compile(r"(?:\s*(?:<\|[^|<>]*\|>|</s>|<eos>|<end_of_turn>|<pad>))+\s*$")
+"""Special tokens at the end of what a policy wrote, which OpenRLHF leaves in its texts."""
 
 
 class RefusedError(Exception):
@@ -106,12 +110,13 @@ def check_size(content: bytes) -> None:
 class ScoreRequest:
     """Captions to score with some metrics.
 
-    visuals: per caption an image, or the frames of a video; None for metrics on texts alone. prompts: what a
-    policy was asked, for the marks alone.
+    argument: `images` or `videos`, None without any. visuals: per caption an image, or the frames of a video;
+    None for metrics on texts alone. prompts: what a policy was asked, for the marks alone.
     """
 
     metrics: Sequence[str]
     captions: list[Any]
+    argument: str | None
     visuals: list[Any] | None
     digests: list[Any] | None
     references: list[Any] | None
@@ -120,7 +125,7 @@ class ScoreRequest:
     def samples(self, metric: CaptionMetric) -> Samples:
         """The samples of one metric. Raises RefusedError with every problem."""
         needs_visuals = argument_of(metric.media) is not None
-        if needs_visuals and self.visuals is None:
+        if needs_visuals and self.argument != argument_of(metric.media):
             raise RefusedError(422, f"{argument_of(metric.media)} are missing, which {metric.name} needs")
         try:
             return metric.check(
@@ -132,10 +137,19 @@ class ScoreRequest:
             raise refusal_of(error) from None
 
 
+def _refuse_constant(name: str) -> None:
+    """NaN and Infinity, which are not JSON."""
+    raise ValueError(name)
+
+
 def read_json(body: bytes) -> dict[str, Any]:
     """The object of a request's body. Raises RefusedError."""
+    # A value takes some twenty times as much memory as its text; base64 has none of these characters.
+    if sum(map(body.count, (b",", b"[", b"{"))) > LIMITS.served_values:
+        most = f"this server reads {LIMITS.served_values:,}"
+        raise RefusedError(413, f"the body has too many values; {most}: send several requests")
     try:
-        content = json.loads(body)
+        content = json.loads(body, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         raise RefusedError(400, "the body is not JSON") from None
     if not isinstance(content, dict):
@@ -172,10 +186,29 @@ def read_request(content: Mapping[str, Any], served: Sequence[str], images: Imag
     arguments = [name for name in ("images", "videos") if content.get(name) is not None]
     if len(arguments) > 1:
         raise RefusedError(422, "images and videos: send one of them")
+    _check_extent(captions, content.get("references"), content.get("videos"))
     visuals = digests = None
     if arguments:
         visuals, digests = _visuals(content[arguments[0]], arguments[0], images)
-    return ScoreRequest(metrics, captions, visuals, digests, content.get("references"), prompts)
+    argument = arguments[0] if arguments else None
+    return ScoreRequest(metrics, captions, argument, visuals, digests, content.get("references"), prompts)
+
+
+def _check_extent(captions: list[Any], references: Any, videos: Any) -> None:
+    """Refuse a request that would keep the models busy for long: others wait for them."""
+    count = len(captions)
+    texts = list(captions)
+    for lists in (references, videos):
+        for row in lists if isinstance(lists, list) else []:
+            count += len(row) if isinstance(row, list) else 1
+    for row in references if isinstance(references, list) else []:
+        texts += row if isinstance(row, list) else [row]
+    if count > 4 * LIMITS.served_captions:
+        most = f"this server takes {4 * LIMITS.served_captions:,} at once"
+        raise RefusedError(413, f"{count:,} captions, references and frames; {most}: send several requests")
+    longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
+    if longest > LIMITS.served_characters:
+        raise RefusedError(413, f"a text has {longest:,} characters; {LIMITS.served_characters:,} are read")
 
 
 def _visuals(values: Any, argument: str, images: ImageStore) -> tuple[list[Any], list[Any]]:
@@ -217,7 +250,7 @@ class _ImageReader:
             self._wrong(where, "is not an image", 'send {"bytes": "<base64>"} or {"digest": "sha256:..."}')
             return ""
         digest = value.get("digest")
-        if digest is None:
+        if "bytes" in value:
             try:
                 digest = self._images.add(base64.b64decode(value["bytes"], validate=True))
             except (binascii.Error, ValueError, TypeError) as error:
@@ -228,7 +261,7 @@ class _ImageReader:
                 return ""
         visual = self._images.get(digest) if isinstance(digest, str) else None
         if visual is None:
-            self._unknown.append(str(digest)[:100])
+            self._unknown.append(str(digest).encode("ascii", "backslashreplace").decode()[:100])
             return ""
         self.visuals[digest] = visual
         return str(digest)
@@ -250,6 +283,9 @@ def reply_of(request: ScoreRequest, results: Mapping[str, Result]) -> dict[str, 
     for name, result in results.items():
         for row, reason in sorted(result.errors.items()):
             failed.append({"metric": name, "row": row, "problem": reason})
+        for row, score in enumerate(result.scores):
+            if row not in result.errors and not math.isfinite(score):
+                failed.append({"metric": name, "row": row, "problem": "has no score"})
     if failed:
         rows = {entry["row"] for entry in failed}
         message = f"{len(rows):,} of {len(request.captions):,} captions have no score"
@@ -311,7 +347,12 @@ def _text_of(content: Any) -> str:
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
-    return "".join(str(part.get("text", "")) for part in parts if isinstance(part, Mapping))
+    texts = [
+        part["text"] for part in parts if isinstance(part, Mapping) and isinstance(part.get("text"), str)
+    ]
+    if not texts:
+        raise RefusedError(422, "response.output: its last message has no text")
+    return "".join(texts)
 
 
 def image_of_url(url: Any) -> dict[str, str]:
@@ -332,14 +373,19 @@ def read_remote(content: Mapping[str, Any], metric: str) -> dict[str, Any]:
     if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
         raise RefusedError(422, "query: expected a list of texts")
     prompts = content.get("prompts")
-    if not isinstance(prompts, list) or len(prompts) != len(queries):
-        prompts = [""] * len(queries)
-    captions = [
-        without_reasoning(query.removeprefix(str(prompt)))
-        for query, prompt in zip(queries, prompts, strict=True)
-    ]
+    fits = isinstance(prompts, list) and len(prompts) == len(queries)
+    if not fits or not all(isinstance(prompt, str) for prompt in prompts or []):
+        raise RefusedError(422, "prompts: expected a text for each query, with which it begins")
+    captions = []
+    for row, (query, prompt) in enumerate(zip(queries, prompts or [], strict=True)):
+        if not query.startswith(prompt):
+            raise RefusedError(422, f"query[{row}] does not begin with its prompt, so its caption is unknown")
+        captions.append(without_reasoning(_ENDS.sub("", query.removeprefix(prompt))))
     request: dict[str, Any] = {"captions": captions, "metrics": [metric]}
-    labels = [_label(label) for label in content.get("labels") or []]
+    labels = content.get("labels") or []
+    if not isinstance(labels, list):
+        raise RefusedError(422, "labels: expected a list")
+    labels = [_label(label) for label in labels]
     if len(labels) == len(captions):
         for name, key in (("images", "image"), ("references", "references")):
             if all(key in label for label in labels):

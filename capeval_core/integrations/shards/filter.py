@@ -130,17 +130,15 @@ def filter_shards(
     """
     outputs = outputs_in(folder)
     target = Place.of("output", output)
+    notes = [read_note(scores) for scores in outputs]
+    sources = [Place.of("source", note["source"]) for note in notes]
+    _check_target(target, outputs, sources)
     counts = FilterCounts()
-    for scores in outputs:
-        note = read_note(scores)
-        source = Place.of("source", note["source"])
-        if source.parent.identity == target.identity:
-            raise wrong_option(
-                "output", target.address, "is the folder of the shards", "choose another folder"
-            )
+    for scores, note, source in zip(outputs, notes, sources, strict=True):
+        scores_checksum = _digest_of(scores)
         stored = _finished(target, source, rule, note)
-        if stored is None:
-            stored = _filter_shard(scores, source, target, rule, note)
+        if stored is None or stored["scores_checksum"] != scores_checksum:
+            stored = _filter_shard(scores, source, target, rule, {**note, "scores": scores_checksum})
         else:
             counts.skipped += 1
         counts.shards += 1
@@ -148,6 +146,21 @@ def filter_shards(
         if progress is not None:
             progress(1)
     return counts
+
+
+def _check_target(target: Place, outputs: Sequence[Place], sources: Sequence[Place]) -> None:
+    """Refuse a folder in which a shard, or scores, would be overwritten."""
+    fix = "choose another folder"
+    if target.identity == outputs[0].parent.identity:
+        raise wrong_option("output", target.address, "is the folder of the scores", fix)
+    addresses: dict[str, str] = {}
+    for source in sources:
+        if source.parent.identity == target.identity or source.identity == target.child(source.name).identity:
+            raise wrong_option("output", target.address, "is a folder of the shards", fix)
+        first = addresses.setdefault(source.name, source.address)
+        if first != source.address:
+            problem = f"{first} and {source.address} would both be {source.name} in it"
+            raise wrong_option("output", target.address, problem, "filter the scores of one folder at a time")
 
 
 def kept_uids(folder: str | PathLike[str], rule: Rule) -> Iterator[list[str]]:
@@ -165,6 +178,8 @@ def write_uids(folder: str | PathLike[str], file: str | PathLike[str], rule: Rul
     hexadecimal digits (dtype `u8,u8`). Raises ValueError for other names, and for other uids in `.npy`.
     """
     place = Place.of("uids", file)
+    if place.parent.identity == Place.of("folder", folder).identity:
+        raise wrong_option("uids", place.address, "is in the folder of the scores", "choose another place")
     if place.name.endswith(".parquet"):
         schema = pa.schema([pa.field("uid", pa.string(), nullable=False)])
         rows = 0
@@ -259,6 +274,9 @@ def _finished(target: Place, source: Place, rule: Rule, note: Mapping[str, Any])
     kept_shard = target.child(source.name)
     with place.reading():
         if not place.filesystem.exists(place.path):
+            if kept_shard.filesystem.exists(kept_shard.path):
+                problem = "is there already, and no filter has written it"
+                raise file_error(kept_shard.address, problem, "choose another output")
             return None
         with place.filesystem.open(place.path, "rb") as file:
             content = file.read()
@@ -271,6 +289,8 @@ def _finished(target: Place, source: Place, rule: Rule, note: Mapping[str, Any])
         }
     except (ValueError, KeyError, TypeError):
         return None  # cut off: it is made again
+    if not differences and stored.get("kept_checksum") is None:
+        return None  # a run was killed while it wrote
     if differences:
         words = [f"{name}: {old!r} there, {new!r} now" for name, (old, new) in differences.items()]
         problem = f"was kept by another rule ({'; '.join(words)})"
@@ -281,6 +301,12 @@ def _finished(target: Place, source: Place, rule: Rule, note: Mapping[str, Any])
         with kept_shard.local_copy() as path:
             is_whole = _digest(path) == stored["kept_checksum"]
     return stored if is_whole else None
+
+
+def _digest_of(place: Place) -> str:
+    """The SHA-256 of a file, in an object store too."""
+    with place.local_copy() as path:
+        return _digest(path)
 
 
 def _digest(path: Path) -> str:
@@ -301,13 +327,25 @@ def _filter_shard(
         )
         counts["failures"] = note["failures"]
         stays = _records_kept(path, source, scores, rule, note, counts)
+        # Without a checksum it says that the shard is being written, so that a killed run resumes.
+        _write_note(target, source, {**_description(rule, note), "kept_checksum": None})
         with target.child(source.name).whole() as partial:
             _WRITERS[_kind(source)](_shard(path, source, note), Path(partial), stays)
             checksum = _digest(Path(partial))
-    content = {**_description(rule, note), **counts, "kept_checksum": checksum}
+    content = {
+        **_description(rule, note),
+        **counts,
+        "scores_checksum": note["scores"],
+        "kept_checksum": checksum,
+    }
+    _write_note(target, source, content)
+    return content
+
+
+def _write_note(target: Place, source: Place, content: Mapping[str, Any]) -> None:
+    """Write what was kept of a shard, and by which rule."""
     with _note_place(target, source.name).whole() as partial:
         Path(partial).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    return content
 
 
 def _records_kept(
@@ -372,6 +410,7 @@ def _write_parquet(shard: Shard, target: Path, stays: Sequence[bool]) -> None:
         schema = file.schema_arrow
         groups = file.metadata.num_row_groups
         compression = file.metadata.row_group(0).column(0).compression if groups else "SNAPPY"
+        compression = "NONE" if compression == "UNCOMPRESSED" else compression
         start = 0
         waiting: list[pa.Table] = []
         with pq.ParquetWriter(target, schema, compression=compression, write_page_checksum=True) as writer:

@@ -87,4 +87,9 @@ def part_of(parts: pa.Array, part: str) -> pa.Array:
     if part not in part_names:
         fix = f"there are {', '.join(part_names)}" if part_names else "these scores have none: leave it out"
         raise wrong_option("part", part, "is not a part of these scores", fix)
-    return pc.struct_field(parts, part)
+    column = pc.struct_field(parts, part)
+    if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
+        raise wrong_option(
+            "part", part, "is a list of numbers for each row", "choose a part that is a number"
+        )
+    return column

@@ -12,6 +12,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import capeval_core
@@ -189,3 +190,49 @@ def test_why_knows_the_variants(name: str, synonyms: str) -> None:
         scores = [len({*absent}) / max(len({*all_}), 1) for all_, absent in pairs]
     outcome = why(scores, "chair", **given, synonyms=synonyms)
     assert any(name in group for group in outcome.remaining), outcome
+
+
+def test_lists_of_single_words_are_objects(tmp_path: Path, synonyms: str) -> None:
+    """A bus, a dog and a person are three objects, not one text about a "person dog bus"."""
+    captions = {"1": "a dog in a bus", "2": "a person", "3": "a bus"}
+    objects = {"1": ["person", "dog", "bus"], "2": ["person", "bus", "dog"], "3": ["bus", "dog", "cat"]}
+    categories = [{"id": number, "name": name} for number, name in enumerate(["person", "dog", "bus", "cat"])]
+    annotations = []
+    for image, listed in objects.items():
+        for category in categories:
+            if category["name"] in listed:
+                annotations.append({"image_id": int(image), "category_id": category["id"]})
+    images = [{"id": int(image)} for image in objects]
+    instances = {"images": images, "categories": categories, "annotations": annotations}
+    (tmp_path / "c.json").write_text(json.dumps(captions))
+    expected = capeval_core.load("chair", synonyms=synonyms).score(
+        list(captions.values()), references=list(objects.values())
+    )
+    assert expected.mean == 0
+    for name, content in (("names.json", objects), ("instances.json", instances)):
+        (tmp_path / name).write_text(json.dumps(content))
+        out = tmp_path / "s.json"
+        line = ["score", "chair", "--synonyms", synonyms, "--candidates", tmp_path / "c.json"]
+        assert main([*map(str, [*line, "--objects", tmp_path / name, "--json", out])]) == 0
+        saved = json.loads(out.read_text())
+        assert (saved["scores"], saved["parts"]) == (expected.scores, expected.to_dict()["parts"])
+
+
+def test_images_are_named_by_numbers_of_any_kind_and_by_paths(synonyms: str) -> None:
+    metric: Any = capeval_core.load("chair", synonyms=synonyms)
+    captions, objects = ["a dog"] * 6, [["dog"]] * 6
+    expected = metric.score(captions, range(6), objects)
+    for images in (np.arange(6), [Path(str(number)) for number in range(6)], [str(n) for n in range(6)]):
+        result = metric.score(captions, images, objects)
+        assert len(set(result.groups)) == 6 and result.signature == expected.signature
+    assert metric.score(captions, [0, 1, 2, 3, 4, 9], objects).signature != expected.signature
+    for wrong in (5, "0.png", [0, 1, 2, 3, 4, None], [0, 1, 2, 3, 4, 0.5]):
+        with pytest.raises((ValueError, TypeError), match="images"):
+            metric.score(captions, wrong, objects)
+
+
+def test_names_of_objects_are_read_in_any_case_and_with_blanks(synonyms: str) -> None:
+    metric: Any = capeval_core.load("chair", synonyms=synonyms)
+    assert not type(metric).higher_is_better
+    assert metric.score(["a bus and two dogs"], references=[[" DOG ", "Bus"]]).mean == 0
+    assert metric.score(["at 10:30 a dog"], references=[["cat"]]).mean == 1
