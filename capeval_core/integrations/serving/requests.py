@@ -263,7 +263,7 @@ class _ImageReader:
         if visual is None:
             self._unknown.append(str(digest).encode("ascii", "backslashreplace").decode()[:100])
             return ""
-        self.visuals[digest] = visual
+        self.visuals[str(digest)] = visual
         return str(digest)
 
     def raise_if_any(self) -> None:
