@@ -146,10 +146,11 @@ class Chair(CaptionMetric):
         if isinstance(images, (str, bytes)) or not isinstance(images, Iterable):
             problem = Problem("images", f"is {described(images)}", "pass a name for each caption", TypeError)
             raise InputTypeError(problem)
+        images = list(images)
         image_ids = [_name_of(image) for image in images]
         problems = Problems()
         for row, image_id in enumerate(image_ids):
-            if image_id is None:
+            if image_id is None and images[row] is not None:
                 problems.add(Problem(at("images", row), "is not a name", "pass a text, a number or a path"))
         problems.raise_if_any()
         if len(image_ids) != len(samples):

@@ -32,6 +32,7 @@ from capeval_core.integrations.ray import CaptionScorer
 from capeval_core.integrations.shards import score_shard
 from tests.doors.given import CORPUS, HALVES, METRICS, VIDEOS, Given
 from tests.integrations.recorded_inspect import Target, modules, state
+from tests.support import seams
 
 RATINGS = [5, 1, 2, 4, 3, 1]
 """Of the captions, for `judge`."""
@@ -84,10 +85,11 @@ def combined(given: Given, folder: Path) -> Answer:
 def one_of_two(inputs: list[Given], folder: Path, rank: int, results: Any) -> None:
     """A process that has half of the captions of each input."""
     found = []
-    for number, given in enumerate(inputs):
-        opened = module(given, folder, num_process=2, process_id=rank, experiment_id=str(number))
-        opened.add_batch(**given.arguments(HALVES[rank], "predictions"))
-        found.append(opened.compute(per_caption=True))
+    with seams.short_synonyms():
+        for number, given in enumerate(inputs):
+            opened = module(given, folder, num_process=2, process_id=rank, experiment_id=str(number))
+            opened.add_batch(**given.arguments(HALVES[rank], "predictions"))
+            found.append(opened.compute(per_caption=True))
     if rank == 0:
         results.put([answer(output) for output in found])
 
