@@ -43,6 +43,8 @@ FORMS: dict[str, Any] = {
     ),
     "0.tar": lambda path: write_tar(path, [("README", b"of no row"), *tar_members(ROWS, fields=True)]),
     "0.tar.gz": lambda path: write_tar(path, tar_members(ROWS, fields=False)),
+    "0.tar.bz2": lambda path: write_tar(path, tar_members(ROWS, fields=False)),
+    "0.tar.xz": lambda path: write_tar(path, tar_members(ROWS, fields=False)),
     "0.jsonl": rows_as_lines,
     "0.jsonl.gz": rows_as_lines,
 }

@@ -20,11 +20,11 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -428,7 +428,7 @@ def _write_parquet(shard: Shard, target: Path, stays: Sequence[bool]) -> None:
 
 def _write_lines(shard: Shard, target: Path, stays: Sequence[bool]) -> None:
     """The lines as they are; blank ones, which are no records, go."""
-    with _decompressed(shard.path, shard.source) as lines, _compressed(target, shard.source) as output:
+    with _opened(shard.path, shard.source, "rb") as lines, _opened(target, shard.source, "wb") as output:
         record = 0
         for line in lines:
             if not line.strip():
@@ -444,9 +444,9 @@ def _write_tar(shard: Shard, target: Path, stays: Sequence[bool]) -> None:
         plain = shard.path
         if not shard.source.name.lower().endswith(".tar"):
             plain = Path(folder, "shard.tar")
-            with _decompressed(shard.path, shard.source) as packed, plain.open("wb") as unpacked:
+            with _opened(shard.path, shard.source, "rb") as packed, plain.open("wb") as unpacked:
                 shutil.copyfileobj(packed, unpacked, _TAKEN)
-        with plain.open("rb") as file, _compressed(target, shard.source) as output:
+        with plain.open("rb") as file, _opened(target, shard.source, "wb") as output:
             copy = _TarCopy(file, output)
             for start, end, record in _members(plain, shard):
                 if record is None or stays[record]:
@@ -513,35 +513,17 @@ _WRITERS: dict[str, Callable[[Shard, Path, Sequence[bool]], None]] = {
 
 
 @contextmanager
-def _decompressed(path: Path, source: Place) -> Iterator[IO[bytes]]:
-    name = source.name.lower()
-    if name.endswith((".gz", ".tgz")):
-        with gzip.open(path, "rb") as file:
-            yield file  # type: ignore[misc]
-    elif name.endswith(".bz2"):
-        with bz2.open(path, "rb") as file:
-            yield file
-    elif name.endswith(".xz"):
-        with lzma.open(path, "rb") as file:
-            yield file
-    else:
-        with path.open("rb") as file:
-            yield file
-
-
-@contextmanager
-def _compressed(path: Path, source: Place) -> Iterator[IO[bytes]]:
-    """A file that is compressed as its source; without a time, so that a rerun writes the very same bytes."""
-    name = source.name.lower()
-    if name.endswith((".gz", ".tgz")):
-        with path.open("wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file:
-            yield file  # type: ignore[misc]
-    elif name.endswith(".bz2"):
-        with bz2.open(path, "wb") as file:
-            yield file
-    elif name.endswith(".xz"):
-        with lzma.open(path, "wb") as file:
-            yield file
-    else:
-        with path.open("wb") as file:
-            yield file
+def _opened(path: Path, source: Place, mode: Literal["rb", "wb"]) -> Iterator[Any]:
+    """A file in the compression of a shard, by the shard's name."""
+    end = source.name.lower().rpartition(".")[2]
+    with ExitStack() as stack:
+        raw = stack.enter_context(path.open(mode))
+        if end in ("gz", "tgz"):
+            # Without a name and a time, so that a rerun writes the very same bytes.
+            yield stack.enter_context(gzip.GzipFile("", mode, fileobj=raw, mtime=0))
+        elif end == "bz2":
+            yield stack.enter_context(bz2.BZ2File(raw, mode))
+        elif end == "xz":
+            yield stack.enter_context(lzma.LZMAFile(raw, mode))
+        else:
+            yield raw
