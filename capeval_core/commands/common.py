@@ -162,7 +162,7 @@ def tell_notes(collections: Iterable[Joined]) -> None:
 def read_named(flags: Any, metric: Any, options: dict[str, Any]) -> tuple[Joined, dict[str, Any]]:
     """The files that a metric needs, as flags name them, and the options that flags set."""
     options_of_flags = {}
-    for name in ("weights", "regions"):
+    for name in ("weights", "regions", "synonyms"):
         value = getattr(flags, name, None)
         if value is not None:
             options_of_flags[name] = value

@@ -167,6 +167,11 @@ _PAIRS = {"home plate": "home plate", "train track": "train track", "bow tie": "
 """Two words that mean another object than one of them, or none."""
 
 
+_MOST_WORDS = 4  # of a name; the original's longest has three, and captions have more
+_NEVER_IN_WORDS = re.compile(r"[{}\[\]\"\t;=<>]")
+"""Marks of JSON, tables and code, which people pass by mistake."""
+
+
 class ObjectWords:
     """The words of objects, and the objects that a text mentions.
 
@@ -193,11 +198,18 @@ class ObjectWords:
 
     @classmethod
     def of_file(cls, path: str | PathLike[str], reading: Reading = "original") -> ObjectWords:
-        """The words of a list in a file. FileError where it cannot be read, or names no object."""
+        """The words of a list in a file. FileError where it cannot be read or is not such a list."""
         place = Path(path)
-        words = cls(decoded(place, contents(place)), reading)
+        fix = "write a line for each object: its name, then its synonyms, separated by commas and blanks"
+        text = decoded(place, contents(place))
+        for number, line in enumerate(text.splitlines(), 1):
+            for word in line.strip().split(", "):
+                if len(word.split()) > _MOST_WORDS or _NEVER_IN_WORDS.search(word):
+                    problem = f"line {number} has {word[:40]!r}, which is not a name of an object"
+                    raise file_error(place, problem, fix)
+        words = cls(text, reading)
         if not words.objects:
-            raise file_error(place, "names no object", "write a line for each: its name, then synonyms")
+            raise file_error(place, "names no object", fix)
         return words
 
     def name(self, text: str) -> str | None:

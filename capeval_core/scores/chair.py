@@ -11,7 +11,7 @@ caption: the option `variant` says which one is meant (`capeval_core.phrases.obj
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from os import PathLike, fspath
@@ -21,10 +21,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from capeval_core.errors import InputError, InputTypeError, Problem, Problems, at, described
+from capeval_core.errors import InputError, InputTypeError, Problem, Problems, at, described, warn
 from capeval_core.fetching import listed_file
 from capeval_core.inputs.images import Texts, Visual
 from capeval_core.inputs.names import as_id
+from capeval_core.inputs.objects import NOTHING
 from capeval_core.inputs.samples import Samples, other_length
 from capeval_core.metric import CaptionMetric, CommonOptions, Evidence, Model
 from capeval_core.options import option
@@ -98,6 +99,23 @@ def _name_of(image: Any) -> str | None:
     return as_id(fspath(image) if isinstance(image, PathLike) else image)
 
 
+def _named(samples: Samples, image_ids: Sequence[str | None]) -> Samples:
+    """The samples with the names of their images, which are the same whatever the order of references."""
+    visuals = []
+    for visual, texts, image_id in zip(samples.images, samples.references or [], image_ids, strict=True):
+        visuals.append(Visual(visual.where, Texts(sorted(set(texts)), image_id)))
+    return replace(samples, images=visuals)
+
+
+_ARTICLES = ("a", "an", "the")
+
+
+def _looks_like_a_name(text: str) -> bool:
+    """Whether a reference that the list does not know may be meant as the name of an object."""
+    words = text.lower().split()
+    return 0 < len(words) <= 2 and words[0] not in _ARTICLES and text != NOTHING
+
+
 @facts("chair")
 class Chair(CaptionMetric):
     """CHAIR-i: of all objects that captions mention, the share that is not in the image.
@@ -125,6 +143,7 @@ class Chair(CaptionMetric):
         column("mentions", pa.list_(pa.string()), "the objects that it mentions, in order and as often"),
         column("hallucinated", pa.list_(pa.string()), "those of its mentions that are not in its image"),
         column("objects", pa.list_(pa.string()), "the objects of its image, in order of the alphabet"),
+        column("unlisted", pa.list_(pa.string()), "short references that are no name of the list"),
     )
 
     options: ChairOptions
@@ -142,7 +161,7 @@ class Chair(CaptionMetric):
         """The samples; `images` name the image of each caption, where they are given, by texts or numbers."""
         samples = super().check_input(options, captions, None, references, **how)
         if images is None:
-            return samples
+            return _named(samples, [None] * len(samples))
         if isinstance(images, (str, bytes)) or not isinstance(images, Iterable):
             problem = Problem("images", f"is {described(images)}", "pass a name for each caption", TypeError)
             raise InputTypeError(problem)
@@ -156,10 +175,7 @@ class Chair(CaptionMetric):
         if len(image_ids) != len(samples):
             fix = "name the image of each caption"
             raise InputError(other_length("captions", len(samples), "images", len(image_ids), fix))
-        visuals = []
-        for visual, texts, image_id in zip(samples.images, samples.references or [], image_ids, strict=True):
-            visuals.append(Visual(visual.where, Texts(texts, image_id)))
-        return replace(samples, images=visuals)
+        return _named(samples, image_ids)
 
     def open_models(self) -> dict[str, Model]:
         name, version = singulariser(self.options.variant)
@@ -188,6 +204,7 @@ class Chair(CaptionMetric):
         mentions = []
         hallucinated = []
         objects = []
+        unlisted = []
         for caption, references in zip(batch.captions, batch.references or [], strict=True):
             for text in references:
                 if text not in named:
@@ -197,6 +214,8 @@ class Chair(CaptionMetric):
             mentions.append(mentioned)
             hallucinated.append([name for name in mentioned if name not in present])
             objects.append(sorted(present))
+            unknown = [text for text in references if self.words.name(text) is None]
+            unlisted.append([text for text in unknown if _looks_like_a_name(text)])
         count = len(batch)
         common = common_columns(
             batch,
@@ -205,12 +224,18 @@ class Chair(CaptionMetric):
             errors=[None] * count,
             truncated=np.zeros(count, dtype=np.int32),
         )
-        metric_columns = {"mentions": mentions, "hallucinated": hallucinated, "objects": objects}
+        metric_columns = {
+            "mentions": mentions,
+            "hallucinated": hallucinated,
+            "objects": objects,
+            "unlisted": unlisted,
+        }
         yield pa.table({**common, **metric_columns}, schema=self.ROW)
 
     def aggregate(self, rows: pa.Table) -> Values:
         summands = np.zeros((len(rows), len(SUMS)))
         columns = {name: rows[name].to_pylist() for name in ("mentions", "hallucinated", "objects")}
+        _warn_of_unlisted(rows, self.words)
         for row, (mentioned, absent, present) in enumerate(zip(*columns.values(), strict=True)):
             recalled = len({*mentioned} & {*present})
             summands[row] = (1, bool(absent), len(mentioned), len(absent), len(present), recalled)
@@ -220,6 +245,7 @@ class Chair(CaptionMetric):
             "recall": shares[:, 2],
             "mentions": columns["mentions"],
             "hallucinated": columns["hallucinated"],
+            "objects": columns["objects"],
         }
         return Values(shares[:, 0], parts, summands=summands)
 
@@ -249,6 +275,22 @@ class Chair(CaptionMetric):
                 "marked": marked(caption, mentions, objects),
             }
         return evidence
+
+
+def _warn_of_unlisted(rows: pa.Table, words: ObjectWords) -> None:
+    """Warn of names that the list of synonyms does not have: they were read as captions are."""
+    names = list(dict.fromkeys(rows["unlisted"].combine_chunks().flatten().to_pylist()))
+    if not names:
+        return
+    examples = []
+    for name in names[:3]:
+        mentioned = " and ".join(dict.fromkeys(words.named(name))) or "no object"
+        examples.append(f"{name[:40]!r} (mentions {mentioned})")
+    count = "1 reference looks" if len(names) == 1 else f"{len(names):,} references look"
+    warn(
+        f"chair: {count} like names of objects that the list of synonyms does not have, and are read as "
+        f"captions: {', '.join(examples)}: name objects as the list does, or pass synonyms=... that has them"
+    )
 
 
 def marked(caption: str, mentions: list[Mention], objects: list[str]) -> str:

@@ -236,3 +236,46 @@ def test_names_of_objects_are_read_in_any_case_and_with_blanks(synonyms: str) ->
     assert not type(metric).higher_is_better
     assert metric.score(["a bus and two dogs"], references=[[" DOG ", "Bus"]]).mean == 0
     assert metric.score(["at 10:30 a dog"], references=[["cat"]]).mean == 1
+
+
+def test_the_order_of_references_changes_no_signature(synonyms: str) -> None:
+    metric = capeval_core.load("chair", synonyms=synonyms)
+    for images in (None, ["1", "2"]):
+        first = metric.score(["a dog", "a cat"], images, [["dog", "cat"], ["a cat", "bus"]])
+        other = metric.score(["a dog", "a cat"], images, [["cat", "dog", "dog"], ["bus", "a cat"]])
+        assert first.groups == other.groups
+        assert first.signature.split("|refs:")[0] == other.signature.split("|refs:")[0]
+        assert first.signature.split("|images:")[1] == other.signature.split("|images:")[1]
+
+
+def test_names_that_the_list_does_not_have_are_warned_of(synonyms: str) -> None:
+    metric = capeval_core.load("chair", synonyms=synonyms)
+    with pytest.warns(UserWarning, match=r"2 references .*'dog collar' \(mentions dog\).*'toothpick'"):
+        metric.score(["a dog", "a cat"], references=[["dog collar", "a tree"], ["toothpick", "cat"]])
+
+
+def test_a_text_that_is_no_list_of_synonyms_is_refused(tmp_path: Path) -> None:
+    wrong = tmp_path / "captions.json"
+    for text in ('{"1": "a dog"}', "dog, puppy\na dog runs over the grass\n", "dog\tpuppy"):
+        wrong.write_text(text)
+        with pytest.raises(ValueError, match=r"captions\.json.*line [12]"):
+            capeval_core.load("chair", synonyms=wrong)
+
+
+def test_words_are_found_as_the_original_spells_them(tmp_path: Path) -> None:
+    path = tmp_path / "synonyms.txt"
+    path.write_text("dog, puppy\nknife\nwife\nlife\n")
+    captions = ["two knives, three wives, nine lives", "dog:2", "dog: a"]
+    result = capeval_core.load("chair", synonyms=path).score(captions, references=[["puppy"]] * 3)
+    # A colon before a digit belongs to its word.
+    assert result.parts["mentions"] == [["knife", "wife", "life"], [], ["dog"]]
+
+
+def test_names_of_a_list_are_compared_without_case_and_blanks(tmp_path: Path) -> None:
+    path = tmp_path / "synonyms.txt"
+    path.write_text("Dog,  Puppy \n")
+    result = capeval_core.load("chair", synonyms=path).score(
+        ["a cat", "Dog"], references=[["puppy"], ["DOG"]]
+    )
+    assert result.parts["objects"] == [["Dog"], ["Dog"]]
+    assert result.parts["mentions"] == [[], []], "captions are read in lower case, as the original does"
