@@ -12,7 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from capeval_core.commands import common, compare, per_caption, terminal
+from capeval_core.commands import common, compare, hub_results, per_caption, terminal
 from capeval_core.errors import Problems, naming, noting
 from capeval_core.inputs.collection import Joined
 from capeval_core.inputs.columns import FileOptions
@@ -46,6 +46,7 @@ def run(arguments: list[str]) -> int:
             raise ValueError(f"--{name} is of one system by one metric: score them one by one")
     common.check_page(flags.report)
     per_caption.check(flags.per_caption)
+    evaluation = hub_results.check(flags, names)
     options = _options(metrics, flags)
     _check_files(metrics, options, flags)
     if flags.explain is not None:
@@ -85,6 +86,7 @@ def run(arguments: list[str]) -> int:
         write_json,
         write_bundle,
         lambda: per_caption.write(flags.per_caption, systems, flags.group_by),
+        lambda: hub_results.write(flags, compared, evaluation),
         print_table,
         lambda: _tell_failures(metrics, systems),
         write_explanations,

@@ -22,6 +22,7 @@ from capeval_core.judgements.correlation import Doubles, Resamples, pearson
 from capeval_core.judgements.protocols import Cell, JudgedSet, PoolSet, RatedSet, Scored
 from capeval_core.judgements.sets import judged_sets
 from capeval_core.reports.figures import draw_bars, draw_spreads
+from capeval_core.reports.hub_results import eval_results_yaml
 from capeval_core.reports.tables import Table
 from capeval_core.statistics import LEAST_IMAGES
 
@@ -304,8 +305,7 @@ def draw_scores(judged: Judged) -> Image.Image | None:
 def eval_results(judged: Judged, label: str, **about: str | None) -> str:
     """The `.eval_results` YAML of one metric, for the repository of its weights on the Hub; about:
     `dataset_id`, `date` (ISO 8601) and `dataset_revision` of the entries."""
-    import yaml
-    from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
+    from huggingface_hub import EvalResultEntry
 
     entries = [
         EvalResultEntry(
@@ -317,4 +317,4 @@ def eval_results(judged: Judged, label: str, **about: str | None) -> str:
         for entry in judged.entries_of(label)
         if math.isfinite(entry.value)
     ]
-    return str(yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False, allow_unicode=True))
+    return eval_results_yaml(entries)
