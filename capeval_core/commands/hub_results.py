@@ -1,4 +1,4 @@
-"""The files of `capeval score --eval-results` and `--every-eval-ever`, which the Hub and leaderboards read."""
+"""Files of `capeval score --eval-results` and `--every-eval-ever`, which the Hub and leaderboards read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from capeval_core.reports.tables import System, Systems
 
 
 def check(flags: Namespace, systems: Sequence[str]) -> Evaluation | None:
-    """The evaluation that files are written of; None without such files. ValueError where flags are missing."""
+    """The evaluation that files are written of, or None. ValueError where flags are missing."""
     if flags.eval_results is None and flags.every_eval_ever is None:
         for flag in ("model", "dataset", "dataset_split", "evaluator"):
             if getattr(flags, flag) is not None:
