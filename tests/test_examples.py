@@ -14,6 +14,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+import capeval_core
+from tests.hub import WRITER, Repository, ask, serving
 from tests.integrations.shard_inputs import write_shards
 
 ROOT = Path(__file__).parents[1]
@@ -116,3 +118,48 @@ def test_a_captioner_is_trained(tmp_path: Path) -> None:
     assert evaluations == ["0", "2", "4", "4"]
     assert "capeval:pacs|weights:tiny@" in done.stdout
     assert not list(tmp_path.iterdir())
+
+
+SCORE_JOB = """
+import contextlib, io, json, runpy, sys
+sys.argv = ["score_job.py", *%r]
+with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as err:
+    try:
+        runpy.run_path(%r, run_name="__main__")
+    except SystemExit as ended:
+        status = ended.code
+print(json.dumps([status, err.getvalue()]))
+"""
+
+
+@pytest.mark.system
+def test_a_job_scores_a_data_set_of_the_hub_and_pushes_scores_back(tmp_path: Path) -> None:
+    """With a Hub on this machine; an image that cannot be opened costs its own row alone."""
+    write_shards(tmp_path / "pairs" / "data", shards=1, rows=20)
+    (path,) = (tmp_path / "pairs" / "data").glob("*.parquet")
+    table = pq.read_table(path)
+    images = table["image"].to_pylist()
+    images[3] = b"<html>404</html>"
+    column = table.column_names.index("image")
+    pq.write_table(
+        table.set_column(column, "image", [[{"bytes": each, "path": None} for each in images]]), path
+    )
+    path.rename(path.with_name("test-00000-of-00001.parquet"))
+    script = str(ROOT / "examples" / "score_job.py")
+    out = tmp_path / "out"
+    flags = ["me/pairs", "--weights", "tiny", "--out", str(out), "--push-to", "someone/scores"]
+    with serving({"datasets/me/pairs": Repository.of({"main": tmp_path / "pairs"})}) as hub:
+        more = {"HF_TOKEN": WRITER, "HF_DATASETS_CACHE": str(tmp_path / "datasets")}
+        status, said = ask(SCORE_JOB % (flags, script), hub.address, tmp_path, **more)
+        assert status == 0, said
+        wrong = ask(SCORE_JOB % ([*flags, "--caption", "text"], script), hub.address, tmp_path, **more)
+        assert "caption" in str(wrong[0])
+        pushed = hub.repositories["datasets/someone/scores"].find("main")
+    assert pushed is not None and {"README.md", "scores.parquet", "summary.json"} <= pushed[1].keys()
+    rows = pq.read_table(out / "scores.parquet").to_pandas()
+    metric = capeval_core.load("pacs", weights="tiny", on_error="nan")
+    result = metric.score(table["caption"].to_pylist(), images)
+    np.testing.assert_allclose(rows["pac_s"], result.scores, atol=2e-6)
+    assert list(rows["error"].notna().to_numpy().nonzero()[0]) == [3]
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["signature"] == result.signature and summary["counts"]["failed"] == 1

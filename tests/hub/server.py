@@ -8,10 +8,11 @@ import json
 import math
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
@@ -30,10 +31,28 @@ _ACCOUNTS = {
 }
 _ID = r"([^/]+/[^/?]+)"
 _API = re.compile(
-    rf"/api/(model|space|dataset)s/{_ID}(?:/(revision|tree|preupload|commit|branch|tag)/([^/?]+))?(?:\?|$)"
+    rf"/api/(model|space|dataset)s/{_ID}(?:/(revision|tree|preupload|commit|branch|tag)/([^/?]+)(?:/([^?]+))?)?(?:\?|$)"
 )
 _FILE = re.compile(rf"/(spaces/|datasets/)?{_ID}/resolve/([^/]+)/(.+)")
 _LFS = re.compile(rf"/{_ID}\.git/info/lfs/objects/batch")
+
+
+def tree(files: Mapping[str, bytes], folder: str, recursive: bool) -> list[dict[str, Any]]:
+    """The files and folders below a folder, "" for all, or directly in it."""
+    prefix = f"{folder}/" if folder else ""
+    entries: dict[str, dict[str, Any]] = {}
+    for path, content in files.items():
+        if not path.startswith(prefix):
+            continue
+        parents = PurePosixPath(path).parents
+        names = [name for name in (parent.as_posix() for parent in parents) if name.startswith(prefix)]
+        for name in names:
+            if name not in (".", folder):
+                entries[name] = {"type": "directory", "path": name, "size": 0, "oid": git_hash(name.encode())}
+        entries[path] = {"type": "file", "path": path, "size": len(content), "oid": git_hash(content)}
+    if not recursive:
+        return [entry for name, entry in entries.items() if "/" not in name.removeprefix(prefix)]
+    return list(entries.values())
 
 
 @dataclass
@@ -169,7 +188,7 @@ class _Answer(BaseHTTPRequestHandler):
             self.close_connection = cut is not None
 
     def api(self, asked: re.Match[str], body: bytes) -> None:
-        kind, name, what, revision = asked.groups()
+        kind, name, what, revision, folder = asked.groups()
         key = f"{kind}s/{name}" if kind in ("space", "dataset") else name
         repository = self.repository(key)
         if repository is None:
@@ -182,12 +201,7 @@ class _Answer(BaseHTTPRequestHandler):
             return self.refuse(404, "RevisionNotFound")
         sha, files = found
         if what == "tree":
-            return self.say(
-                [
-                    {"type": "file", "path": path, "size": len(content), "oid": git_hash(content)}
-                    for path, content in files.items()
-                ]
-            )
+            return self.say(tree(files, unquote(folder or ""), "recursive=true" in self.path.lower()))
         siblings = [{"rfilename": path} for path in files]
         return self.say({"id": name, "sha": sha, "private": repository.private, "siblings": siblings})
 
@@ -241,7 +255,8 @@ class _Answer(BaseHTTPRequestHandler):
 
     def create(self, asked: dict[str, Any]) -> None:
         key = f"{asked.get('organization') or 'someone'}/{asked['name']}"
-        key = f"spaces/{key}" if asked.get("type") == "space" else key
+        if asked.get("type") in ("space", "dataset"):
+            key = f"{asked['type']}s/{key}"
         if not self.may_write(key):
             return self.refuse(403 if self.account else 401)
         url = f"{self.hub.address}/{key}"
