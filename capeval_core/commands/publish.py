@@ -8,6 +8,11 @@ from capeval_core.publishing import PYPI, Publication
 from capeval_core.registry import METRICS
 from capeval_core.weights.catalogue import NAMESPACE
 
+_HOSTING = (
+    "a free account hosts Spaces on CPUs; the GPUs of ZeroGPU, which these pages use where they have them, are\n"
+    "for PRO accounts (10 Spaces) and Enterprise organisations (50)"
+)
+
 
 def run(arguments: list[str]) -> int:
     kind, arguments_left = first_named(
@@ -30,6 +35,8 @@ def run(arguments: list[str]) -> int:
         refusals = [refusal for publication in publications for refusal in publication.refusals]
         if refusals:
             raise ValueError("\n".join(refusals))
+        if kind == "modules":
+            print(_HOSTING)
         print("nothing was sent: this is what goes out without --dry-run")
         return 0
     sent = publishing.publish(publications, branch=flags.branch, private=flags.private, message=flags.message)

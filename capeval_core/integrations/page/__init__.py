@@ -17,6 +17,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import gradio as gr
 from gradio.processing_utils import save_file_to_cache
@@ -39,6 +40,7 @@ from capeval_core.integrations.page.scorer import (
     rendered,
     uploaded,
 )
+from capeval_core.integrations.page.zero_gpu import on_gpu
 from capeval_core.limits import LIMITS
 from capeval_core.registry import media_of, metric_class
 from capeval_core.reports.explanations import STYLE
@@ -56,6 +58,24 @@ _PRIVATE: dict[str, Any] = {"api_visibility": "private"}
 # A file is handed over as it is: Gradio's own reading would turn and convert it.
 _UNREAD: dict[str, Any] = {"preprocess": False, **_PRIVATE}
 _SCORE: dict[str, Any] = {"show_progress": "minimal", **_UNREAD}
+
+
+_SCORERS: WeakValueDictionary[str, Scorer] = WeakValueDictionary()
+"""The scorers of pages, by a name that can be pickled: the process that ZeroGPU forks finds them here."""
+
+
+@on_gpu
+def _answer(scorer_name: str, inputs: Inputs) -> tuple[str, str]:
+    """The answer to inputs as HTML, and the signature of its number."""
+    scorer = _SCORERS[scorer_name]
+    result, marks, notes = scorer.score(inputs)
+    return scorer.answer(inputs, result, marks, notes), result.signature
+
+
+@on_gpu
+def _as_data(scorer_name: str, inputs: Inputs) -> dict[str, Any]:
+    """The result of inputs in JSON's types."""
+    return _SCORERS[scorer_name].score(inputs)[0].to_dict()
 
 
 def build(name: str, weights: str | os.PathLike[str] | None = None, *, media: str | None = None) -> gr.Blocks:
@@ -123,6 +143,7 @@ class _Page:
 
     def __init__(self, scorers: Mapping[str, Scorer]) -> None:
         self.scorers = scorers
+        _SCORERS.update({scorer.name: scorer for scorer in scorers.values()})
         self.scorer = next(iter(scorers.values()))  # of what the page is about at first
         self.metric = self.scorer.metric
         self.media = [medium for medium, scorer in scorers.items() if scorer.medium]
@@ -252,7 +273,7 @@ class _Page:
             if not scorer.is_open(weights):
                 scorer.check(inputs)
                 yield rendered("opening", weights=weights), hidden, hidden
-            scored = scorer.score(inputs)
+            answer, signature = _answer(scorer.name, inputs)
         except (ValueError, TypeError, MemoryError) as error:
             way_out = isinstance(error, WeightsError) and weights != "tiny" and "tiny" in self.scorer.offered
             yield problem(_reason(error)), hidden, gr.update(visible=way_out)
@@ -260,8 +281,7 @@ class _Page:
             _LOG.exception("%s: scoring failed", self.metric.name)
             yield problem("The page itself failed; the log of its server says why."), hidden, hidden
         else:
-            signature = gr.update(value=scored[0].signature, visible=True)
-            yield scorer.answer(inputs, *scored), signature, hidden
+            yield answer, gr.update(value=signature, visible=True), hidden
 
     def _for_programs(self) -> Any:
         """The event for programs, with a name for each input; None is one that is left out."""
@@ -270,7 +290,7 @@ class _Page:
             """Score a caption of an image or a video; references one per line, for metrics that need them."""
             try:
                 scorer, inputs = self._read(values)
-                return scorer.score(inputs)[0].to_dict()
+                return _as_data(scorer.name, inputs)
             except (ValueError, TypeError, MemoryError) as error:
                 raise gr.Error(capitalised(_reason(error)), print_exception=False) from error
 

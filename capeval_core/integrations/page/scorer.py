@@ -164,6 +164,8 @@ class Scorer:
         self._opened: dict[tuple[Any, ...], tuple[CaptionMetric, Marks]] = {}
         self._of_drawings: dict[tuple[Any, ...], Marks] = {}
         self._busy = threading.Lock()
+        self.name = f"{name} {self.medium} {id(self)}"
+        """A name of its own among all pages of this process."""
 
     def heading(self) -> str:
         """The metric's name, and in a sentence what its number means, as HTML."""
