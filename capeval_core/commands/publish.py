@@ -9,8 +9,8 @@ from capeval_core.registry import METRICS
 from capeval_core.weights.catalogue import NAMESPACE
 
 _HOSTING = (
-    "a free account hosts Spaces on CPUs; the GPUs of ZeroGPU, which these pages use where they have them, are\n"
-    "for PRO accounts (10 Spaces) and Enterprise organisations (50)"
+    "a free account hosts Spaces on CPUs; the GPUs of ZeroGPU, which these pages use where there are some,\n"
+    "are for PRO accounts (10 Spaces) and Enterprise organisations (50)"
 )
 
 
