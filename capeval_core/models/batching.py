@@ -48,7 +48,7 @@ class BatchSize:
 
     def run(
         self,
-        items: Any,
+        items: Sequence[Any],
         forward: Callable[[Any], Any],
         *,
         cost: int | Sequence[int] = 1,

@@ -133,10 +133,10 @@ def exact(method: Callable[P, R]) -> Callable[P, R]:
     """A method of a network that learns nothing, in exact float32 on `self.device`."""
 
     @wraps(method)
-    def run(*given: P.args, **named: P.kwargs) -> R:
-        network: Any = given[0]
+    def run(*arguments: P.args, **settings: P.kwargs) -> R:
+        network: Any = arguments[0]  # the method's own `self`
         with torch.inference_mode(), exact_float32(network.device):
-            return method(*given, **named)
+            return method(*arguments, **settings)
 
     return run
 
@@ -229,7 +229,7 @@ class Arriving:
     arrived: Callable[[], bool] = lambda: True
 
     @classmethod
-    def of(cls, values: Any) -> Arriving:
+    def of(cls, values: object) -> Arriving:
         """Values that are there, may be on their way, or are a tensor, as in `to_host`."""
         if isinstance(values, Tensor):
             return to_host(values)

@@ -98,7 +98,7 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         self.fingerprint = self._fingerprint(config, checksum or _tensors_checksum(tensors))
         on_gpu = self.device.type != "cpu"
         self._sizes = {
-            what: BatchSize(sizes[on_gpu], automatic=True) for what, sizes in self.automatic.items()
+            unit: BatchSize(sizes[on_gpu], automatic=True) for unit, sizes in self.automatic.items()
         }
         if checksum is None:  # those of a folder were looked at as they were read
             check_finite(tensors)
@@ -120,11 +120,10 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         """The model of a config, filled strictly with tensors. No second copy of a large model is made."""
         model = self.empty(config)
         check_tensors(model.state_dict(), tensors)
-        typed = {
-            name: tensor.to(self.device, self.dtype_of(name, tensor.dtype))
-            for name, tensor in tensors.items()
-        }
-        model.load_state_dict(typed, assign=True)
+        typed = {}
+        for name, tensor in tensors.items():
+            typed[name] = tensor.to(self.device, self.dtype_of(name, tensor.dtype))
+        model.load_state_dict(typed, assign=True)  # takes the place of meta tensors, which have no memory
         return model.eval().requires_grad_(False)
 
     def dtype_of(self, name: str, stored: torch.dtype) -> torch.dtype:

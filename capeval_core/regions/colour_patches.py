@@ -32,6 +32,7 @@ class ColourRegions(RegionSource):
         size = (decoded.height, decoded.width)
         pixel_count = decoded.height * decoded.width
         step = math.ceil(math.sqrt(pixel_count / _LARGEST))
+        # int16, since differences of bytes would wrap around.
         pixels = np.asarray(decoded, dtype=np.uint8)[::step, ::step].astype(np.int16)
         patches, colours = _patches(pixels)
         runs = _runs_of(patches, _objects(patches, colours), step, size)
@@ -56,6 +57,7 @@ def _runs_of(
         first, last = np.searchsorted(sorted_owners, [patch, patch + 1])
         stretches = order[first:last]
         column, top = np.divmod(starts[stretches], rows)
+        # Pixels of the image, counted column by column: a stretch of the reduced image is `step` columns.
         bottom = np.minimum((ends[stretches] - column * rows) * step, size[0])
         image_columns = column * step + np.arange(step)[:, None]
         inside = image_columns < size[1]
@@ -141,4 +143,5 @@ def _objects(patches: Integers, colours: NDArray[np.float64]) -> list[int]:
     if not len(border):
         return list(range(len(colours)))
     background = colours[np.bincount(border).argmax()]
+    # By the largest difference of a channel: a shadow darkens all of them a little.
     return [patch for patch, colour in enumerate(colours) if np.abs(colour - background).max() > _SHADOW]
