@@ -209,7 +209,7 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
         cache: FeatureCache = SHARED,
         batch_size: int | None = None,
     ) -> Iterator[Matches]:
-        """Every image with each of its captions: features and match logits, in order; see `encode_pairs`. An
+        """Match every image with each of its captions: features and logits, in order; see `encode_pairs`. An
         image's states are too large to be kept: give each image once, with all its captions."""
         encoded = self.encode_pairs(
             images, captions, self._run_pairs, "match", cache, batch_size, self.image_features

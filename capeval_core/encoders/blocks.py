@@ -148,7 +148,7 @@ def _project(block: Any, normed: Tensor, read_rows: Tensor | slice | None) -> tu
 
 
 def among_all(sequences: int, heads: int) -> Attention:
-    """Every row sees all rows of its sequence; all are equally long."""
+    """Attention of every row to all rows of its sequence; all are equally long."""
 
     def split(rows: Tensor) -> Tensor:
         return by_head(rows.view(sequences, -1, rows.shape[1]), heads)
@@ -247,12 +247,12 @@ class Causal:
 
 @cache
 def usable_kernels(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether our kernels run on a device: Triton compiles them, and they do what PyTorch does."""
+    """Return whether our kernels run on a device: Triton compiles them, and they do what PyTorch does."""
     return not triton_problem() and kernels_agree("Triton kernels", device, dtype, _trials(device, dtype))
 
 
 def _trials(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Each kernel on few rows: what it is for, its result, PyTorch's in float32."""
+    """Trials of each kernel on few rows: its purpose, its result, PyTorch's in float32."""
     from capeval_core.encoders import cuda_kernels
 
     def drawn(*shape: int) -> Tensor:

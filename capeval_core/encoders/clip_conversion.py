@@ -271,6 +271,8 @@ def translate_open_clip(config: dict[str, Any]) -> dict[str, Any]:
         if len(sides) != 1 or resize not in get_args(Resize):
             expected = " or ".join(get_args(Resize))
             raise ValueError(f"images are {size} by {resize!r}, expected squares by {expected}")
+        if resize == "longest" and preprocess.get("fill_color", 0) != 0:
+            raise ValueError(f"margins of images are {preprocess['fill_color']!r}, expected 0")
         preprocessing = {
             "image_size": sides.pop(),
             "mean": preprocess["mean"],

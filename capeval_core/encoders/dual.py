@@ -80,7 +80,7 @@ class DualEncoder(CheckedModel):
     """Texts are counted in tokens."""
     depends_on: ClassVar[tuple[str, ...]] = ("architecture", "activation", "preprocessing")
     attention: ClassVar[Literal["causal", "full"]] = "causal"
-    """Which tokens a token sees: itself and those before it, or all of its text."""
+    """The tokens that a token sees: itself and those before it, or all of its text."""
     pooled: ClassVar[Literal["end", "last"]] = "end"
     """The token whose state is the text's: its first end token, or the last of as many as the network reads,
     padding included, as networks are trained whose attention does not mask it."""
@@ -168,7 +168,7 @@ class DualEncoder(CheckedModel):
         return distinct.arrays(), Tokens(ids, encoded.truncated)
 
     def _rows(self, ids: Ids) -> int:
-        """How many rows of the text tower a text takes."""
+        """The number of rows of the text tower that a text takes."""
         return len(ids) if self.pooled == "end" else self.tokenizer.context_length
 
     @exact
@@ -202,7 +202,7 @@ class DualEncoder(CheckedModel):
         return self.project_texts(run_packed(blocks, x, attention, self.triton, pooled_rows))
 
     def _rows_of_texts(self, rows: Floats, sequences: Sequence[Ids], prefix: int) -> list[Floats]:
-        """Each text's rows, one per id, of the rows of a batch that begin with the shared prefix."""
+        """The rows of each text, one per id, of the rows of a batch that begin with the shared prefix."""
         features = []
         start = prefix
         for ids in sequences:
@@ -318,7 +318,7 @@ class DualEncoder(CheckedModel):
 
 
 def _shared_prefix(sequences: Sequence[Ids]) -> int:
-    """How many ids all sequences begin with, at most all but the last of the shortest; 0 of a single one."""
+    """The number of ids that all sequences begin with, less than the shortest has; 0 of a single one."""
     if len(sequences) < 2:
         return 0
     # In lexicographic order all sequences lie between these two.

@@ -51,7 +51,7 @@ class Units(NamedTuple):
 
 @dataclass(frozen=True)
 class Encoding:
-    """How an encoder turns items into features; by default each into one, of its visual alone.
+    """The way of an encoder from items to features; by default each into one, of its visual alone.
 
     units: the rows that an item needs, by the item, its visual as loaded and as prepared, and the keys that
     are missing; ImageError if what belongs to the visual does not fit it. None: one, what is prepared.
@@ -247,7 +247,7 @@ class _Run:
                 self._fill(*self.preparing.popleft())
 
     def _prepared(self, group: list[_Entry]) -> list[Units | ImageError]:
-        """What each item needs of the network, or why it has no visual; runs in a thread."""
+        """The units of each item, or the error that it has instead; runs in a thread."""
         decoded: Sequence[Any] = []
         if self.encoding.elsewhere:
             decoded = self.encoding.elsewhere([entry.item[0] for entry in group])

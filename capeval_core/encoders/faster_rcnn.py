@@ -51,7 +51,7 @@ _Weights = Annotated[list[float], (0, 1e3), 4]
 
 @dataclass(frozen=True)
 class _Pixels(Closed):
-    """How images are resized and scaled."""
+    """The resizing and scaling of images."""
 
     shortest_side: _Side
     longest_side: _Side
@@ -64,7 +64,7 @@ class _Pixels(Closed):
 
 @dataclass(frozen=True)
 class _ProposalSettings(Closed):
-    """Which anchors become proposals."""
+    """The choice of anchors that become proposals."""
 
     before_nms: Count
     after_nms: _ProposalCount
@@ -592,7 +592,7 @@ class _X152Model(nn.Module):
         return list(self.fpn(maps).values())
 
     def propose(self, maps: Sequence[Tensor], size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """In each level as above, clipped to the input with its margin; then the best of all levels."""
+        """The best anchors of each level, as above, clipped to the input and its margin; of them the best."""
         settings = self.settings
         groups = []
         scores = []

@@ -28,7 +28,7 @@ _BOTTOM_RIGHT = 2  # number of the memory-efficient kernel's causal mask by whic
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the sequences of a packed tensor begin. Three of them, of 2, 3 and 3 rows:
+    """Places of the sequences in a packed tensor. Three of them, of 2, 3 and 3 rows:
 
     rows     a0 a1 b0 b1 b2 c0 c1 c2
     offsets  0     2        5        8
@@ -180,7 +180,8 @@ def _kernel_of(rows: Tensor, heads: int) -> Kernel | None:
 
 @cache
 def _usable(kernel: Kernel, device: torch.device, dtype: torch.dtype, width: int) -> bool:
-    """Whether a kernel does what the groups do: both belong to PyTorch, but no public function calls one."""
+    """Return whether a kernel does what the groups do."""
+    # Both kernels belong to PyTorch, but no public function calls them: a release may change them.
     packing = Packing.of([2, 5], device)
     query = torch.linspace(-2, 2, 7 * width, device=device, dtype=dtype).view(7, width)
     rows = (query, query.flip(0), query.cos())

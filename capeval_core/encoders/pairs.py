@@ -101,7 +101,7 @@ class PairEncoder(CheckedModel):
     of its tokenizer lie beside its weights."""
 
     text_sizes: ClassVar[attrgetter[BertSizes]]
-    """Of the settings, the sizes of the tower that reads token ids."""
+    """The sizes of the tower that reads token ids, by the settings."""
     words_file: ClassVar[str] = TOKENIZER
     keeps_end: ClassVar[bool] = True  # whether a text that is cut keeps its end mark
     splits: ClassVar[bool] = False  # whether texts are split as by `str.split` first
@@ -183,7 +183,7 @@ class PairEncoder(CheckedModel):
         batch_size: int | None,
         image_features: Callable[[Any], Tensor] | None = None,
     ) -> Iterator[Encoded]:
-        """Every visual with the rows of its texts, by `pair_key`, in order; its `extra` are their tokens.
+        """Encode every visual with its texts: rows by `pair_key`, in order; its `extra` are their tokens.
         run: a row per pair, of the shared states of visuals; the pairs of a visual stand together.
         image_features: of shared states the features of visuals alone, whose key is `image_key`."""
 
@@ -219,7 +219,7 @@ class PairEncoder(CheckedModel):
         image_features: Callable[[Any], Tensor] | None,
         units: list[tuple[Any, str, dict[str, Ids]]],
     ) -> Arriving:
-        """Per visual the rows of its texts and its own features, by key."""
+        """The rows of the texts and the features of each visual, by key."""
         states = self.states([prepared for prepared, _, _ in units])
         places: list[tuple[int, str]] = []  # position and key of each row, in order
         running: list[Arriving] = []

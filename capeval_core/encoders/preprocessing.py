@@ -32,12 +32,12 @@ MaskTransform = Literal["square_crop", "released", "released_no_antialias"]
 
 @dataclass(frozen=True)
 class Preprocessing(Closed):
-    """How an image becomes a tensor: resize, RGB, scaling. The image is resized in its own mode and converted
-    to RGB only afterwards, so palettes are resized by nearest neighbour and alpha is premultiplied, then
-    dropped; EXIF orientation is ignored.
+    """The way from an image to a tensor: resize, RGB, scaling. The image is resized in its own mode and
+    converted to RGB only afterwards, so palettes are resized by nearest neighbour and alpha is premultiplied,
+    then dropped; EXIF orientation is ignored.
 
     resize: how it becomes a square. "shortest": its shorter side is resized, then its centre cut out;
-    "squash": both sides are resized.
+    "squash": both sides are resized; "longest": its longer side is resized, then margins are added in black.
     """
 
     image_size: Side
@@ -66,8 +66,8 @@ def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> T
     """Pixels in [0, 1], (..., 3, s, s), less the mean and divided by the deviation of each channel."""
     # Made on the CPU and copied without waiting: a constant made on a GPU would hold up its queue.
     scaling = torch.tensor((mean, std), dtype=torch.float32, device="cpu").view(2, 3, 1, 1)
-    shift, scale = on_device(scaling, pixels.device)
-    return (pixels - shift) / scale
+    scaling = on_device(scaling, pixels.device)
+    return (pixels - scaling[0]) / scaling[1]
 
 
 def image_pixels(image: Image.Image, preprocessing: Preprocessing, transform: MaskTransform) -> Tensor:

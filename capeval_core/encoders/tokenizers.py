@@ -254,7 +254,10 @@ class TokenizerFile:
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The text of each id, for readers."""
-        return [self._tokenizer.id_to_token(index).replace(_WORD_START, "") for index in ids]
+        tokens: list[Any] = [
+            self._tokenizer.id_to_token(index) for index in ids
+        ]  # of a network: each is known
+        return [token.replace(_WORD_START, "") for token in tokens]
 
 
 def canonical(text: str) -> str:

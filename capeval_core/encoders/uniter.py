@@ -53,7 +53,7 @@ class _UniterSettings(TextSettings):
 
 
 class RegionInput(NamedTuple):
-    """What UNITER takes of n boxes: features (n, region_size) float16 and positions (n, 7) float32."""
+    """UNITER's input for n boxes: features (n, region_size) float16 and positions (n, 7) float32."""
 
     features: NDArray[np.float16]
     positions: Floats

@@ -105,7 +105,7 @@ class _VilbertSettings(TextSettings):
 
 
 class LocatedBoxes(NamedTuple):
-    """What ViLBERT takes of n boxes, the whole image first: (n + 1, region_size) and (n + 1, 5)."""
+    """ViLBERT's input for n boxes, the whole image first: (n + 1, region_size) and (n + 1, 5)."""
 
     features: Floats
     locations: Floats
@@ -221,7 +221,7 @@ class Vilbert(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return self.text_pooler.weight.device
 
     def embed_regions(self, features: Tensor, locations: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ def _buckets(widths: Integers, heights: Integers) -> tuple[Integers, Integers]:
 
 
 def _cuts(widths: Integers, heights: Integers, stratum: Integers) -> Iterator[int]:
-    """Where buckets end: those of a stratum have at most so many rows and pairs, but one pair at least."""
+    """The ends of buckets: those of a stratum have at most so many rows and pairs, but one pair at least."""
     threads = torch.get_num_threads()
     bounds = np.flatnonzero(np.diff(stratum, append=-1)) + 1
     start = 0

@@ -237,7 +237,7 @@ class _Side:
         self.floor = self._flags("y_padded" if name == "x" else "x_padded", padded)
 
     def _is_matrix(self, rows: object) -> bool:
-        """Whether these are floating-point rows; notes why not."""
+        """Return whether these are floating-point rows; notes why not."""
         if not isinstance(rows, Tensor):
             problem = f"is a {type(rows).__name__}: pass a torch tensor (rows, D)"
         elif rows.dtype not in _DTYPES:
@@ -394,7 +394,7 @@ def _likely_fastest(device: torch.device, dtype: torch.dtype, pair_rows: float) 
 
 
 def _problem_of(name: str, device: torch.device, dtype: torch.dtype) -> str:
-    """Why a way cannot be taken, to stand behind its name; '' if it can."""
+    """The reason why a path cannot be taken, to follow its name; '' if it can."""
     if name not in get_args(PathName):
         near = did_you_mean(str(name), get_args(PathName))
         path_names = ", ".join(get_args(PathName))
@@ -430,7 +430,7 @@ _PATHS: dict[str, Any] = {
 
 @cache
 def _as_reference(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels, in one tile and over several, do what plain matching does."""
+    """Return whether the kernels, in one tile and over several, do what plain matching does."""
 
     def trials() -> Iterator[tuple[str, Tensor, Tensor]]:
         lengths = np.array([3, 20, 150])
@@ -452,7 +452,7 @@ def _as_reference(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _gain_by_own_norms(path: str, sides: Sequence[_Side]) -> bool:
-    """Whether norms found beside the products, rather than in a pass before, spare time."""
+    """Return whether norms found beside the products, rather than in a pass before, spare time."""
     if path not in ("slices", "triton"):
         return False
     rows = 0.0

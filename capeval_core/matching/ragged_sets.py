@@ -53,7 +53,7 @@ class OddRowError(Exception):
 
 
 def ordinary(norms: Tensor) -> Tensor:
-    """Which rows 1 / norm may scale: not all zero, and no square of theirs left the range of numbers."""
+    """True for rows that 1 / norm may scale: not all zero, and no square left the range of numbers."""
     limit = 1e150 if norms.dtype == torch.float64 else 1e15
     return (norms > 1 / limit) & (norms < limit)
 

@@ -141,7 +141,7 @@ class Kind(NamedTuple):
 
 
 def _options(x: int, y: int, width: int, size: int) -> dict[str, int | bool]:
-    """How the kernel is launched for sides of x and y rows of `width` numbers of `size` bytes."""
+    """The launch of the kernel for sides of x and y rows of `width` numbers of `size` bytes."""
     # 128 bytes of each row at once, fewer where rows begin where no wide load can: the unrolled narrow
     # ones would need more registers than there are.
     aligned = math.gcd(width * size, 16)

@@ -91,7 +91,7 @@ def _read(kind: type[Any], section: object, where: str, problems: list[str]) -> 
 
 
 def _problem(value: object, hint: object) -> str:
-    """What is expected of a value that does not fit, in words; '' if it fits."""
+    """The expectation that a value does not meet, in words; '' if it fits."""
     if get_origin(hint) is Literal:
         return "" if value in get_args(hint) else " or ".join(map(repr, get_args(hint)))
     type_, bounds, count = (*get_args(hint), None)[:3]

@@ -139,7 +139,7 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
             return cls.modules(config)
 
     def prepare(self) -> None:
-        """What an encoder needs beside its model: tokenizer, preprocessing."""
+        """Set up the parts of an encoder other than its model: tokenizer, preprocessing."""
 
     @classmethod
     def describe(cls, config: dict[str, Any]) -> str:
@@ -261,7 +261,7 @@ _OPENED: WeakValueDictionary[tuple[object, ...], Any] = WeakValueDictionary()
 
 
 def opened_once(key: tuple[object, ...], make: Callable[[], T]) -> T:
-    """What `make` makes for a key: once per process, while it is in use."""
+    """The object that `make` gives for a key: made once per process, while it is in use."""
     network: T | None = _OPENED.get(key)
     if network is None:
         network = _OPENED[key] = make()

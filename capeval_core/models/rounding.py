@@ -1,4 +1,4 @@
-"""How far scores of one network differ between processors, by the arithmetic alone."""
+"""Differences between processors in the scores of one network, by the arithmetic alone."""
 
 from __future__ import annotations
 

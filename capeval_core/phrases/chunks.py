@@ -225,7 +225,7 @@ class _Reader:
             self.subject = self.first
 
     def _plain(self, word: str) -> bool:
-        """Whether the word is of an open class: a noun, adjective, verb or adverb."""
+        """Return whether the word is of an open class: a noun, adjective, verb or adverb."""
         closed = DROPPED | BREAKS | BE | SUBJECT_PRONOUNS | OBJECT_PRONOUNS | PREPOSITIONS | {"of"}
         return bool(word) and word[0].isalnum() and word not in closed
 
@@ -341,7 +341,7 @@ class _Reader:
 
 
 def _is_verb(word: str) -> bool:
-    """Whether a word is a verb, by the list or by its ending."""
+    """Return whether a word is a verb, by the list or by its ending."""
     return word in VERBS or (len(word) > 4 and word.endswith("ing") and word not in ING_NOUNS)
 
 
@@ -374,7 +374,7 @@ def sentences(text: str) -> list[str]:
 
 
 def _ends(line: str, match: re.Match[str]) -> bool:
-    """Whether a mark ends a sentence, by the word before it and the character behind it."""
+    """Return whether a mark ends a sentence, by the word before it and the character behind it."""
     after = line[match.end() :].lstrip()
     if not after:
         return True

@@ -115,7 +115,7 @@ class TextBlock:
         return np.flatnonzero(self.caption[: max(len(self.words) - n + 1, 0)] == self.caption[n - 1 :])
 
     def across_pools(self, grams: Ngrams) -> Integers:
-        """Per kind of n-gram a number that equal n-grams of all pools share."""
+        """A number for each kind of n-gram, which equal n-grams of all pools share."""
         shared: Integers = np.zeros(grams.kinds, dtype=np.int64)
         for k in range(grams.n):
             key = shared * len(self.vocabulary) + self.words[grams.start + k]

@@ -141,7 +141,7 @@ NLTK_DATA = ("punkt_tab", "averaged_perceptron_tagger_eng", "wordnet")
 
 @cache
 def singulariser(reading: Reading) -> tuple[str, str]:
-    """What makes words singular in a reading, and its version; ValueError where it is not installed."""
+    """The tool that makes words singular in a reading, and its version; ValueError: it is not installed."""
     if reading == "original":
         return "pattern", "3.6"
     with needs("nltk", "chair"):

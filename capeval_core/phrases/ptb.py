@@ -49,7 +49,7 @@ def _kept(text: str) -> tuple[str, ...]:
 
 
 def ptb_text(texts: Iterable[str]) -> list[str]:
-    """Each caption as its tokens with one space between, the form in which token files hold them."""
+    """Write each caption as its tokens with one space between, the form in which token files hold them."""
     return [" ".join(ptb_tokens(text)) for text in texts]
 
 

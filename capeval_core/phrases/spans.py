@@ -79,7 +79,7 @@ def _indices(words: Sequence[str], phrase: str) -> list[int]:
 
 
 def _alike(word: str, target: str) -> bool:
-    """Whether two words are forms of one word: `dog` and `dogs`, `ride` and `riding`."""
+    """Return whether two words are forms of one word: `dog` and `dogs`, `ride` and `riding`."""
     if word == target:
         return True
     shared = 0

@@ -68,7 +68,7 @@ def _runs_of(
 
 
 def _patches(pixels: NDArray[np.int16]) -> tuple[Integers, NDArray[np.float64]]:
-    """Per pixel the number of its patch, -1 for none, and the mean colour of each patch (n, 3).
+    """The number of the patch of each pixel, -1 for none, and the mean colour of each patch (n, 3).
 
     A patch starts from flat pixels, whose eight neighbours are alike: a soft edge, which changes from one
     colour to another by small steps, is not flat and joins nothing. Then patches grow over their edges.
@@ -94,7 +94,7 @@ def _patches(pixels: NDArray[np.int16]) -> tuple[Integers, NDArray[np.float64]]:
 
 
 def _alike(pixels: NDArray[np.int16], neighbours: NDArray[np.int16]) -> NDArray[np.bool_]:
-    """Whether the colours of two pixels differ by noise only, of (..., 3) and (..., 3)."""
+    """Return whether the colours of two pixels differ by noise only, of (..., 3) and (..., 3)."""
     alike: NDArray[np.bool_] = (np.abs(pixels - neighbours) <= _ALIKE).all(axis=-1)
     return alike
 

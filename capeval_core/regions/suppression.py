@@ -38,7 +38,7 @@ class Suppression:
         return bound
 
     def pairs(self, boxes: Floats, rivals: Floats) -> NDArray[np.bool_]:
-        """Whether one of two boxes suppresses the other: (...) of (..., 4) and (..., 4)."""
+        """Return whether one of two boxes suppresses the other: (...) of (..., 4) and (..., 4)."""
         x0, y0, x1, y1 = np.moveaxis(boxes, -1, 0)
         u0, v0, u1, v1 = np.moveaxis(rivals, -1, 0)
         pixel = np.float32(self.pixel)  # a Python float would widen the numbers of a single box in numpy 1
@@ -97,7 +97,7 @@ def class_confidences(boxes: Floats, scores: Floats, rule: Suppression, threshol
 
 
 def enough_boxes(boxes: Floats, scores: Floats, overlaps: Sequence[float], least: int, most: int) -> Integers:
-    """Return indices of at most `most` boxes that survive non-maximum suppression, best first.
+    """Indices of at most `most` boxes that survive non-maximum suppression, best first.
 
     By the first of these overlaps that leaves at least `least` boxes, or the last one, where the original
     fails or takes the image before.
