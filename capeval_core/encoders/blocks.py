@@ -28,7 +28,7 @@ from capeval_core.models.device import indices_on_device, kernels_agree, triton_
 from capeval_core.ragged import ranges, starts_of
 
 Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
-"""Attention over packed rows: query, keys, values, and whether queries are of the chosen rows alone."""
+"""Attention over packed rows: query, keys, values, and whether only the last block's read rows ask."""
 
 _LONGEST = 128  # rows of a sequence whose products with all its keys fit into registers
 

@@ -20,7 +20,7 @@ from capeval_core.ragged import Integers, ranges, starts_of
 
 
 def best_matches(x: Sets, y: Sets, of_x: Integers, of_y: Integers, indices: bool) -> tuple[Best, Best]:
-    """The best of each row, both ways; see `sets.reference`."""
+    """The best of each row, both ways; see `ragged_sets.reference`."""
     both_have_rows = np.flatnonzero((x.lengths[of_x] > 0) & (y.lengths[of_y] > 0))
     order, ends = _buckets(x.lengths[of_x[both_have_rows]], y.lengths[of_y[both_have_rows]])
     pairs = both_have_rows[order]
