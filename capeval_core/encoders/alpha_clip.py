@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import repeat
 from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
@@ -20,16 +20,8 @@ from torch import Tensor, nn
 
 from capeval_core.cache import SHARED, Feature, FeatureCache
 from capeval_core.encoders.alpha_clip_conversion import AlphaClipConversion
-from capeval_core.encoders.clip import ClipSettings, ClipTowers, VisionTransformer, run_vision
-from capeval_core.encoders.engine import (
-    Encoded,
-    Encoding,
-    ImageFeatures,
-    Item,
-    Units,
-    encode_stream,
-    with_extras,
-)
+from capeval_core.encoders.clip import ClipSettings, ClipSizes, ClipTowers, VisionTransformer, run_vision
+from capeval_core.encoders.engine import Encoding, ImageFeatures, Item, Units, encode_stream, with_extras
 from capeval_core.encoders.preprocessing import MaskTransform, image_pixels, resize_masks, window_of
 from capeval_core.inputs.images import InputImage
 from capeval_core.models.batching import BatchSize
@@ -39,8 +31,10 @@ from capeval_core.ragged import Floats
 from capeval_core.regions.regions import Regions, RegionSource, fitting, name_of
 from capeval_core.weights.folder import WeightsError
 
-_EXPANDED = 1 << 24  # pixels of masks that are unpacked at a time
+_EXPANDED = 1 << 24  # pixels of masks that are unpacked at a time: 64 MB as float32
 _AHEAD = 3  # images that are prepared before their turn, each with some masks
+
+_NOTHING = (np.empty(0, dtype=np.int64), 0)  # indices and dropped masks of an image with an error
 
 
 @dataclass(frozen=True)
@@ -60,9 +54,9 @@ class _AlphaClipSettings(ClipSettings):
 class RegionFeatures:
     """Features of one image and its regions, un-normalised."""
 
-    whole: Floats  # (d,) of the image under the full-one mask; NaN if there is an error
-    regions: Floats  # (n, d) of the regions that were kept
-    kept: NDArray[np.int64]  # (n,) the index of each among the masks of the image
+    image: Floats  # (d,) of the image under the full-one mask; NaN if there is an error
+    regions: Floats  # (n, d) of the regions that the image tower sees
+    region_indices: NDArray[np.int64]  # (n,) the index of each among the masks of the image
     dropped: int  # masks that are empty, or lie wholly outside what the image tower sees
     key: str  # content key of the image, '' where it could not be read
     error: str | None = None  # why there are no features
@@ -85,8 +79,9 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
     Settings = _AlphaClipSettings
 
     @classmethod
-    def tower(cls, config: dict[str, Any], sizes: Any) -> nn.Module:
+    def tower(cls, config: dict[str, Any], sizes: ClipSizes) -> nn.Module:
         visual: Any = super().tower(config, sizes)
+        # The mask is embedded per patch and added to the patches: only a ViT has these.
         if not isinstance(visual, VisionTransformer):
             raise WeightsError("the image tower is a ResNet, but only a ViT can have a mask channel")
         patch = sizes.vision.patch_size
@@ -110,9 +105,13 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         return self.normalised(image_pixels(image, self.preprocessing, "square_crop"))
 
     def run_images(self, pixels: Sequence[Tensor]) -> Tensor:
+        full_mask = self.full_mask("square_crop")
+        return self.run_rows([Row(image, full_mask) for image in pixels])
+
+    def full_mask(self, transform: MaskTransform) -> Tensor:
+        """(1, n, n) float32: the mask that is one everywhere, as the image tower takes it."""
         n = self.preprocessing.image_size
-        everywhere = self.alphas(np.ones((1, n, n), dtype=np.bool_), "square_crop")[0]
-        return self.run_rows([Row(each, everywhere) for each in pixels])
+        return self.alphas(np.ones((1, n, n), dtype=np.bool_), transform)[0]
 
     def encode_regions(
         self,
@@ -145,15 +144,17 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
             units=rows.units,
             ahead=_AHEAD,
         )
-        nothing = np.full((1, self.dimension), np.nan, dtype=np.float32), np.empty(0, dtype=np.int64), 0
-
-        def of_image(item: Encoded) -> RegionFeatures:
-            features, region_indices, dropped = item.arrays[item.keys[0]] if item.arrays else nothing
-            return RegionFeatures(
-                features[0], features[1:], region_indices, int(dropped), item.content, item.error
-            )
-
-        return map(of_image, chain.from_iterable(encode_stream(items, encoding, cache)))
+        for part in encode_stream(items, encoding, cache):
+            for item in part:
+                if item.arrays is None:
+                    features = np.full((1, self.dimension), np.nan, dtype=np.float32)
+                    region_indices, dropped = _NOTHING
+                else:
+                    features, region_indices, dropped = item.arrays[item.keys[0]]
+                # Row 0 is the image under the full-one mask, as `_Regions.units` yields it first.
+                yield RegionFeatures(
+                    features[0], features[1:], region_indices, int(dropped), item.content, item.error
+                )
 
     def preprocess(self, image: Image.Image, mask_transform: MaskTransform = "square_crop") -> Floats:
         """(3, n, n) float32 pixels of a PIL image, as the image tower sees them."""
@@ -163,20 +164,26 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         self, masks: NDArray[np.bool_], mask_transform: MaskTransform = "square_crop"
     ) -> Floats:
         """(k, 1, n, n) float32 of masks (k, h, w), as the image tower sees them."""
-        top, left, height, width = window_of(masks.shape[1], masks.shape[2], mask_transform)
-        cropped = masks[:, top : top + height, left : left + width]
-        return np.asarray(self.alphas(cropped, mask_transform))
+        rows, columns = window_of(masks.shape[1], masks.shape[2], mask_transform)
+        return np.asarray(self.alphas(masks[:, rows, columns], mask_transform))
 
     @exact
     def run_rows(self, rows: Sequence[Row]) -> Tensor:
         """(n, d) features of rows, on the device; an image's patches are embedded once for all its masks."""
         dtype = DTYPES[self.dtype]
         visual = self.model.visual
-        distinct = list({id(row.pixels): row.pixels for row in rows}.values())
-        position = {id(pixels): index for index, pixels in enumerate(distinct)}
-        pixels = on_device(torch.stack(distinct), self.device).to(dtype)
-        alphas = on_device(torch.stack([row.alpha for row in rows]), self.device).to(dtype)
-        of_row = on_device(np.array([position[id(row.pixels)] for row in rows]), self.device)
+        # By identity: the rows of an image share one tensor, and comparing pixels would cost more.
+        position: dict[int, int] = {}
+        images: list[Tensor] = []
+        positions: list[int] = []
+        for row in rows:
+            if id(row.pixels) not in position:
+                position[id(row.pixels)] = len(images)
+                images.append(row.pixels)
+            positions.append(position[id(row.pixels)])
+        pixels = on_device(torch.stack(images), self.device).to(dtype)  # (images, 3, n, n)
+        alphas = on_device(torch.stack([row.alpha for row in rows]), self.device).to(dtype)  # (rows, 1, n, n)
+        image_of_row = on_device(np.array(positions), self.device)
         patch = visual.conv1.kernel_size[0]
 
         def embedded(x: Tensor, kernel: nn.Conv2d) -> Tensor:
@@ -186,7 +193,8 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
             return rows @ kernel.weight.flatten(1).t()
 
         of_mask = embedded(alphas, visual.conv1_alpha)
-        return run_vision(visual, of_mask.add_(embedded(pixels, visual.conv1)[of_row]), self.triton)
+        of_image = embedded(pixels, visual.conv1)
+        return run_vision(visual, of_mask.add_(of_image[image_of_row]), self.triton)
 
     def alphas(self, masks: NDArray[np.bool_], transform: MaskTransform) -> Tensor:
         """(k, 1, n, n) float32, as the image tower takes them, of cropped masks (k, h, w); on the CPU."""
@@ -200,6 +208,7 @@ class AlphaClipEncoder(ClipTowers, tags=["image-captioning", "clip", "alpha-clip
         images = canary_images()
         pixels = [torch.from_numpy(self.preprocess(image)) for image in images]
         masks = np.ones((2, images[0].height, images[0].width), dtype=np.bool_)
+        # Half a mask for the first image: with full masks alone the mask channel could be wrong unseen.
         masks[0, :, images[0].width // 2 :] = False
         alphas = torch.from_numpy(self.preprocess_masks(masks))
         image_features = on_host(self.run_rows(list(map(Row, pixels, alphas))))
@@ -214,14 +223,14 @@ class _Regions:
         self.encoder = encoder
         self.transform = transform
         self.size = size
-        n = encoder.preprocessing.image_size
-        self.full = encoder.alphas(np.ones((1, n, n), dtype=np.bool_), transform)[0]
+        self.full = encoder.full_mask(transform)
         self._finding = threading.Lock()
         # A stream of its own on a GPU: whoever reads a source's results need not wait for this encoder.
         cuda: Any = torch.cuda  # whose functions have no types
         self._stream = cuda.Stream(encoder.device) if encoder.device.type == "cuda" else None
 
-    def keys(self, content: str, regions: Any) -> tuple[str, ...]:
+    def keys(self, content: str, regions: Regions | RegionSource) -> tuple[str, ...]:
+        # The source's name holds its settings, so other settings never meet these features.
         name = f"{self.transform}\n{content}\n{name_of(regions)}"
         return (self.encoder.key("regions", name.encode()),)
 
@@ -240,23 +249,27 @@ class _Regions:
 
         def rows() -> Iterator[list[Row]]:
             yield [Row(prepared, self.full)]
-            for part in self._visible(checked, prepared):
-                visible_indices.extend(index for index, _ in part)
-                yield [row for _, row in part]
+            for indices, part in self._visible(checked, prepared):
+                visible_indices.extend(indices)
+                yield part
 
         def join(values: list[Any]) -> dict[str, Feature]:
+            # Masks that the source dropped (empty ones), and those wholly outside the crop.
             dropped = np.array(len(checked) + checked.dropped - len(visible_indices))
             return {missing[0]: (np.stack(values), np.array(visible_indices, dtype=np.int64), dropped)}
 
         return Units(rows(), join)
 
-    def _visible(self, regions: Regions, pixels: Tensor) -> Iterator[list[tuple[int, Row]]]:
-        """The masks that the tower sees, some at a time, each with its index."""
+    def _visible(self, regions: Regions, pixels: Tensor) -> Iterator[tuple[list[int], list[Row]]]:
+        """Indices and rows of the masks that the tower sees, some at a time."""
         height, width = regions.size
-        top, left, high, wide = window_of(height, width, self.transform)
+        rows, columns = window_of(height, width, self.transform)
         at_once = max(1, min(_EXPANDED // (height * width), self.size.size))
         for start in range(0, len(regions), at_once):
-            masks = regions.masks(start, start + at_once)[:, top : top + high, left : left + wide]
-            visible: list[int] = np.flatnonzero(masks.any(axis=(1, 2))).tolist()
-            alphas: Any = self.encoder.alphas(masks[visible], self.transform) if visible else []
-            yield [(start + index, Row(pixels, alpha)) for index, alpha in zip(visible, alphas, strict=True)]
+            masks = regions.masks(start, start + at_once)[:, rows, columns]
+            visible = np.flatnonzero(masks.any(axis=(1, 2)))
+            # A part without any visible mask has no tensor to resize: torch refuses one of no rows.
+            alphas: Sequence[Tensor] = []
+            if len(visible):
+                alphas = list(self.encoder.alphas(masks[visible], self.transform))
+            yield (start + visible).tolist(), [Row(pixels, alpha) for alpha in alphas]

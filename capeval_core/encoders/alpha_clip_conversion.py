@@ -65,7 +65,7 @@ class AlphaClipConversion(Conversion):
                 raise wrong_option("base", fspath(self.base), problem, "pass no base")
             name = path.name
             base = self._base_file(path, empty)
-            kernel = base.tensors[_CLIP_KERNEL]
+            kernel = base.tensors[_CLIP_KERNEL]  # (width, 3, patch, patch); a mask has one channel
             tensors = {**base.tensors, f"visual.{_KERNEL}": torch.zeros_like(kernel[:, :1])}
             notes.append("the mask channel is zero: masks change nothing, these are the features of CLIP")
         else:
@@ -73,19 +73,25 @@ class AlphaClipConversion(Conversion):
             with self.naming(files):
                 tower = self.translate(self.select(content, notes), notes)
             name, base = self._base(path, tower, empty)
-            files += [file for file in [expanded_path(str(self.base))] if file.is_file()]
+            base_file = expanded_path(str(self.base))
+            # A folder or a repository is named in the config; only a file has a digest to note.
+            if base_file.is_file():
+                files.append(base_file)
             texts = {key: value for key, value in base.tensors.items() if not key.startswith("visual.")}
             tensors = {**tower, **texts}
             notes.append(f"text tower: of {name}")
         with self.naming([path]):
+            # Shapes do not show how many heads there are, the base's config does.
             heads = base.config["architecture"]["text"].get("heads")
             config = replace(self, text_heads=heads).config(shapes_of(tensors), tensors, [])
         config |= {"activation": base.config["activation"], "base": name}
         return self.release(files, config, tensors, empty, [*notes, *base.notes])
 
     def select(self, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-        ends = {end for end in (_CLIP_KERNEL, _KERNEL) if any(name.endswith(end) for name in content)}
-        if ends == {_CLIP_KERNEL}:
+        # By their ends: releases put different prefixes before a name (`module.`, `state_dict`'s own).
+        has_image_kernel = any(name.endswith(_CLIP_KERNEL) for name in content)
+        has_mask_kernel = any(name.endswith(_KERNEL) for name in content)
+        if has_image_kernel and not has_mask_kernel:
             raise ValueError(
                 "this is a plain CLIP: convert an Alpha-CLIP checkpoint and pass this one as base, or pass "
                 "zero_mask (--zero-mask), a mask channel of zeros, under which masks change nothing"
@@ -103,9 +109,12 @@ class AlphaClipConversion(Conversion):
     def _base(self, path: Path, tower: Tensors, empty: Empty) -> tuple[str, Release]:
         """The name and the content of the CLIP that the image tower was tuned from."""
         shapes = shapes_of(tower)
-        kernel, positions = (shapes.get(name, ()) for name in (_CLIP_KERNEL, "visual.positional_embedding"))
+        kernel = shapes.get(_CLIP_KERNEL, ())
+        positions = shapes.get("visual.positional_embedding", ())
+        # Width, patch and positions: by these `networks.toml` knows the bases of the published towers.
         sizes = " ".join(map(str, (*kernel[:1], *kernel[-1:], *positions[:1])))
-        hint = f"; its sizes are those of {guess}" if (guess := self.facts["bases"].get(sizes)) else ""
+        guess = self.facts["bases"].get(sizes)
+        hint = f"; its sizes are those of {guess}" if guess else ""
         if self.base is None:
             fix = (
                 f"pass {setting('base', 'CLIP')}, the one that it was tuned from and whose text tower it uses"
@@ -117,8 +126,9 @@ class AlphaClipConversion(Conversion):
             base = self._base_file(file, empty)
         else:
             name, base = self._base_folder(fspath(self.base))
-        theirs = shapes_of(base.tensors)
-        if unequal := [key for key in shapes.keys() & theirs if shapes[key] != theirs[key]]:
+        base_shapes = shapes_of(base.tensors)
+        unequal = [key for key in shapes.keys() & base_shapes if shapes[key] != base_shapes[key]]
+        if unequal:
             problem = f"{path} was not {setting('base', fspath(self.base), 'tuned from ')}"
             more = f"{len(unequal)} tensors of the image towers have different shapes, as {min(unequal)}"
             raise InputError(Problem("", problem, more + hint))
@@ -127,6 +137,7 @@ class AlphaClipConversion(Conversion):
     def _base_file(self, path: Path, empty: Empty) -> Release:
         def without_mask(config: dict[str, Any]) -> nn.Module:
             model = empty(config)
+            # `empty` builds an Alpha-CLIP, but the base is filled as the plain CLIP that it is.
             del model.get_submodule("visual").conv1_alpha
             return model
 
@@ -142,6 +153,7 @@ class AlphaClipConversion(Conversion):
             kind = f"holds weights of encoder {config.get('encoder')!r}, expected those of a CLIP"
             raise wrong_option("base", name, kind)
         heads = config["architecture"]["text"].get("heads")
+        # A folder knows its own settings: one that contradicts them is a mistake, not a wish.
         for setting_name, value in (("activation", config.get("activation")), ("text_heads", heads)):
             if getattr(self, setting_name) not in (None, value):
                 problem = f"is not what {setting('base', name)} says, {value!r}"

@@ -27,7 +27,7 @@ from capeval_core.encoders.engine import chunks
 from capeval_core.encoders.packed import Packing, attend
 from capeval_core.encoders.pairs import BertSizes, LayerSizes, Pair, PairEncoder, TextSettings
 from capeval_core.encoders.preprocessing import Preprocessing, normalised
-from capeval_core.encoders.tokenizers import Distinct, Ids
+from capeval_core.encoders.tokenizers import Distinct, Ids, Tokens
 from capeval_core.inputs.images import InputImage
 from capeval_core.models.config import Layers, Share, Side, Width
 from capeval_core.models.device import DTYPES, exact, indices_on_device, on_device, on_host, stacked_on_device
@@ -80,43 +80,58 @@ def qformer_states(
     empty. Without states there are no query tokens: (texts, 1, width), the first token of each text. A
     sequence is the query tokens, which look at states, then the text. In x the query tokens of all sequences
     stand before all texts; attention takes rows by sequences, the shortest first."""
+    # Two texts a (3 tokens) and b (1), with 2 query tokens each, whose rows are q and r:
+    #
+    #   x           q0 q1 r0 r1 a0 a1 a2 b0      cross-attention is of the front alone
+    #   x[order]    r0 r1 b0 q0 q1 a0 a1 a2      self-attention is within a sequence
     sizes = np.array([len(ids) for ids in texts])
     device = model.query_tokens.device
     n = len(texts)
     queries = 0 if states is None else model.query_tokens.shape[1]
     by_length = np.argsort(sizes, kind="stable")
     begins = np.stack([np.arange(n) * queries, n * queries + starts_of(sizes)], axis=1)[by_length]
-    each = np.stack([np.full(n, queries), sizes], axis=1)[by_length]
-    order = ranges(begins.flatten(), each.flatten())
+    counts_of_rows = np.stack([np.full(n, queries), sizes], axis=1)[by_length]
+    order = ranges(begins.flatten(), counts_of_rows.flatten())
     # Of the last layer only the query tokens are read, or the first token.
-    last = ranges(begins[:, 0], each[:, 0]) if queries else begins[:, 1]
-    ids, places, *rows = indices_on_device(
+    last = ranges(begins[:, 0], counts_of_rows[:, 0]) if queries else begins[:, 1]
+    # All indices by one copy: on a GPU each copy costs a launch, and there are six.
+    ids, positions, in_order, from_order, last_rows, from_last = indices_on_device(
         device,
         list(chain.from_iterable(texts)),
         ranges(np.zeros_like(sizes), sizes),
-        *(order, np.argsort(order), last, np.argsort(last)),
+        order,
+        np.argsort(order),
+        last,
+        np.argsort(last),
     )
-    in_order, back, read, read_back = rows
     all_rows = Packing.of((sizes[by_length] + queries).tolist(), device)
-    part = Packing.of([len(last) // n] * n, device, all_rows.parts)
+    last_packing = Packing.of([len(last) // n] * n, device, all_rows.parts)
     table = model.embeddings
     layers = model.qformer.encoder.layer
-    x = table.word_embeddings(ids) + table.position_embeddings(places)
+    x = table.word_embeddings(ids) + table.position_embeddings(positions)
     if states is not None:
+        # Query tokens have no positions: they are a set, learned one by one.
         x = torch.cat([model.query_tokens.expand(n, -1, -1).flatten(0, 1), x])
+        # All texts of an image are one sequence of queries, since they look at the same patches.
         of_images = Packing.of([count * queries for count in counts], device)
         patches = Packing.of([states.shape[1]] * len(states), device, of_images.parts)
     x = model.qformer.layernorm(x)
-    steps = [(in_order, back, all_rows)] * (len(layers) - 1) + [(read, read_back, part)]
-    for layer, (read_order, as_before, packing) in zip(layers, steps, strict=True):
-        x = _attended(layer.attention, x[read_order], x[in_order], packing, all_rows)[as_before]
-        asking = x[: n * queries]
+    for layer in layers:
+        if layer is layers[-1]:
+            attended = _attended(layer.attention, x[last_rows], x[in_order], last_packing, all_rows)
+            x = attended[from_last]
+        else:
+            x = _attended(layer.attention, x[in_order], x[in_order], all_rows, all_rows)[from_order]
+        query_states = x[: n * queries]
         words = x[n * queries :]
         if states is not None:
             if layer.has_cross_attention:
-                asking = _attended(layer.crossattention, asking, states.flatten(0, 1), of_images, patches)
-            asking = layer.feed_forward_chunk_query(asking)
-        x = torch.cat([asking, layer.feed_forward_chunk(words)]) if len(words) else asking
+                query_states = _attended(
+                    layer.crossattention, query_states, states.flatten(0, 1), of_images, patches
+                )
+            # Queries and words have feed-forward layers of their own, and share attention's weights.
+            query_states = layer.feed_forward_chunk_query(query_states)
+        x = torch.cat([query_states, layer.feed_forward_chunk(words)]) if len(words) else query_states
     hidden: Tensor = x.unflatten(0, (n, -1))
     return hidden
 
@@ -148,9 +163,10 @@ class Matches:
     @property
     def itm(self) -> Floats:
         """(n,) float32 probabilities that a caption belongs to the image."""
-        ahead = self.logits[:, 1].astype(np.float64) - self.logits[:, 0]
+        difference = self.logits[:, 1].astype(np.float64) - self.logits[:, 0]
         with np.errstate(invalid="ignore"):  # NaN where the image could not be read
-            return np.asarray(np.exp(-np.logaddexp(0, -ahead)), dtype=np.float32)
+            # A softmax of two is a sigmoid of their difference; `logaddexp` keeps it from overflowing.
+            return np.asarray(np.exp(-np.logaddexp(0, -difference)), dtype=np.float32)
 
 
 class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
@@ -168,7 +184,7 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
     depends_on = ("architecture", "preprocessing", "context_length", "vocabulary")
     Conversion = Blip2Conversion
     words_file = VOCABULARY
-    automatic = PairEncoder.automatic | {"images": (8, 64)}
+    automatic = PairEncoder.automatic | {"images": (8, 64)}  # the vision tower has a billion parameters
 
     model: Any
 
@@ -193,27 +209,37 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
         cache: FeatureCache = SHARED,
         batch_size: int | None = None,
     ) -> Iterator[Matches]:
-        """Every image with each of its captions: features and match logits, in order; see `encode_pairs`. An
+        """Match every image with each of its captions: features and logits, in order; see `encode_pairs`. An
         image's states are too large to be kept: give each image once, with all its captions."""
         encoded = self.encode_pairs(
             images, captions, self._run_pairs, "match", cache, batch_size, self.image_features
         )
+        # Texts alone, for the contrastive cosine: some images at a time, so that equal texts run once.
         for part in chunks(encoded, self.batch("images", batch_size).size):
-            ids_of_part = [ids for item in part for ids in item.extra.ids]
-            texts = Distinct(ids_of_part, partial(self.key, "text"), cache)
-            longest = max(map(len, texts.missing), default=0)
-            size, cost = self.rows_per_batch(batch_size, longest)
-            for text_part, rows in size.run(texts.missing, self._text_forward, cost=cost):
-                texts.add(text_part, rows)
-            features = np.array(texts.arrays(), dtype=np.float32).reshape(-1, self.dimension)
-            ends = np.cumsum([len(item.extra.ids) for item in part])
-            for item, text_features in zip(part, np.split(features, ends[:-1]), strict=True):
-                logits = np.full((len(text_features), 2), np.nan, dtype=np.float32)
-                if item.arrays and len(text_features):
-                    keys = (self.pair_key("match", item.content, ids) for ids in item.extra.ids)
-                    logits[:] = [item.arrays[key] for key in keys]
+            ids_of_part: list[Ids] = []
+            for item in part:
+                ids_of_part.extend(item.extra.ids)
+            features = self._text_features(ids_of_part, cache, batch_size)
+            start = 0
+            for item in part:
+                tokens: Tokens = item.extra
+                text_features = features[start : start + len(tokens.ids)]
+                start += len(tokens.ids)
+                logits = np.full((len(tokens.ids), 2), np.nan, dtype=np.float32)
+                if item.arrays:
+                    for row, ids in zip(logits, tokens.ids, strict=True):
+                        row[:] = item.arrays[self.pair_key("match", item.content, ids)]
                 queries = item.array((self.queries, self.dimension))
-                yield Matches(queries, text_features, logits, item.content, item.error, item.extra.truncated)
+                yield Matches(queries, text_features, logits, item.content, item.error, tokens.truncated)
+
+    def _text_features(self, texts: Sequence[Ids], cache: FeatureCache, batch_size: int | None) -> Floats:
+        """(texts, d), un-normalised, equal texts encoded once."""
+        distinct = Distinct(texts, partial(self.key, "text"), cache)
+        longest = max(map(len, distinct.missing), default=0)
+        size, cost = self.rows_per_batch(batch_size, longest)
+        for part, rows in size.run(distinct.missing, self._text_forward, cost=cost):
+            distinct.add(part, rows)
+        return np.array(distinct.arrays(), dtype=np.float32).reshape(-1, self.dimension)
 
     def preprocess(self, image: Image.Image) -> Floats:
         """(3, n, n) float32 pixels of a PIL image, as the vision tower sees them."""
@@ -227,9 +253,10 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
         # them, pixels are the same with every version.
         tall = height > n and height - n > 2 * (width - n)
         decoded = loaded.convert("RGB")
-        for size in ((width, n) if tall else (n, height), (n, n)):
-            decoded = decoded.resize(size, self.settings.preprocessing.method)
-        return np.ascontiguousarray(np.asarray(decoded).transpose(2, 0, 1))
+        between = (width, n) if tall else (n, height)
+        method = self.settings.preprocessing.method
+        square = decoded.resize(between, method).resize((n, n), method)
+        return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
 
     def _scaled(self, pixels: Sequence[NDArray[np.uint8]]) -> Tensor:
         scaling = self.settings.preprocessing
@@ -245,6 +272,7 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
     @exact
     def image_features(self, states: Tensor) -> Tensor:
         """(images, queries * d), un-normalised: the query tokens after looking at each image alone."""
+        # One empty text per image: the very steps of `_run_pairs`, without words.
         hidden = qformer_states(self.model, [()] * len(states), states, [1] * len(states))
         features: Tensor = self.model.vision_projection(hidden)
         return features.flatten(1)
@@ -257,10 +285,12 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
         positions = sorted(counts, key=lambda position: (counts[position], position))
         place = {position: number for number, position in enumerate(positions)}
         order = sorted(range(len(pairs)), key=lambda i: place[pairs[i][0]])
+        # States of an image take megabytes: they are copied only where their order differs.
         if positions != list(range(len(states))):
             states = states[on_device(positions, self.device)]
         texts = [pairs[i][1] for i in order]
         hidden = qformer_states(self.model, texts, states, [counts[position] for position in positions])
+        # The mean over query tokens is of logits, as in the original, not of probabilities.
         logits: Tensor = self.model.itm_head(hidden).float().mean(1)
         return logits[on_device(np.argsort(order), self.device)]
 
@@ -271,6 +301,9 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
     def canary(self) -> Floats:
         """(2, 6): cosines of two drawn images with three captions, then probabilities of a match."""
         images = [InputImage.of(image) for image in canary_images()]
-        matches = list(self.match(images, [TEXTS, TEXTS], cache=FeatureCache(0)))
-        best = [cosines(each.queries, each.text_features).max(axis=0) for each in matches]
-        return np.stack([np.concatenate([itc, each.itm]) for itc, each in zip(best, matches, strict=True)])
+        rows = []
+        for match in self.match(images, [TEXTS, TEXTS], cache=FeatureCache(0)):
+            # As in section 3.1: a text is compared with each query token, the best one counts.
+            contrastive = cosines(match.queries, match.text_features).max(axis=0)
+            rows.append(np.concatenate([contrastive, match.itm]))
+        return np.stack(rows)

@@ -28,7 +28,7 @@ from capeval_core.models.device import indices_on_device, kernels_agree, triton_
 from capeval_core.ragged import ranges, starts_of
 
 Attention = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
-"""Attention over packed rows: query, keys, values, and whether queries are of the chosen rows alone."""
+"""Attention over packed rows: query, keys, values, and whether only the last block's read rows ask."""
 
 _LONGEST = 128  # rows of a sequence whose products with all its keys fit into registers
 
@@ -37,6 +37,7 @@ class LayerNorm(nn.LayerNorm):
     """A layer norm in float32 of states of any type."""
 
     def forward(self, x: Tensor) -> Tensor:
+        # A variance in float16 overflows above 65,504, and bfloat16 keeps eight bits of it.
         return super().forward(x.float()).to(x.dtype)
 
 
@@ -48,10 +49,11 @@ class QuickGELU(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then an MLP, each added to what it is given."""
+    """Attention, then an MLP, each added to its input."""
 
     def __init__(self, width: int, heads: int, mlp_ratio: float, activation: str) -> None:
         super().__init__()
+        # Names of the parts are open_clip's, and so are those of the tensors in weights.
         self.ln_1 = LayerNorm(width)
         self.ln_2 = LayerNorm(width)
         self.attn = nn.MultiheadAttention(width, heads, batch_first=True)
@@ -89,14 +91,17 @@ def run_packed(
     read_rows: Tensor | slice | None = None,
 ) -> Tensor:
     """(rows, width) output of all blocks on packed rows x (rows, width), which may be overwritten. blocks:
-    CLIP's, or others with the same steps under the same names. With `chosen` rows the output is theirs alone:
-    of the last block, the others get keys and values only."""
+    CLIP's, or others with the same steps under the same names. With `read_rows` the output is of these rows
+    alone: of the last block, the others get keys and values only."""
     if triton:
         return _run_by_kernels(blocks, x, attention, read_rows)
     for block in blocks:
-        pooled = read_rows if block is blocks[-1] else None
-        attended = attention(*_project(block, block.ln_1(x), pooled), pooled is not None)
-        x = (x if pooled is None else x[pooled]) + block.attn.out_proj(attended)
+        block_rows = read_rows if block is blocks[-1] else None
+        query, keys, values = _project(block, block.ln_1(x), block_rows)
+        attended = attention(query, keys, values, block_rows is not None)
+        if block_rows is not None:
+            x = x[block_rows]
+        x = x + block.attn.out_proj(attended)
         x = x + block.mlp(block.ln_2(x))
     return x
 
@@ -106,17 +111,22 @@ def _run_by_kernels(
 ) -> Tensor:
     from capeval_core.encoders import cuda_kernels
 
+    biases = [torch.zeros_like(blocks[0].mlp.c_proj.bias)]
+    for block in blocks:
+        biases.append(block.attn.out_proj.bias)
+        biases.append(block.mlp.c_proj.bias)
     # What the products have left out of x, before each norm: in float32, since they are many.
-    biases = [bias for block in blocks for bias in (block.attn.out_proj.bias, block.mlp.c_proj.bias)]
-    shifts = torch.stack([torch.zeros_like(biases[0]), *biases]).float().cumsum(0)
+    shifts = torch.stack(biases).float().cumsum(0)  # (2 blocks + 1, width)
     for depth, block in enumerate(blocks):
         first = block.ln_1
         second = block.ln_2
         mlp = block.mlp
         normed = cuda_kernels.norm(x, shifts[2 * depth], first.weight, first.bias, first.eps)
-        pooled = read_rows if depth == len(blocks) - 1 else None
-        attended = attention(*_project(block, normed, pooled), pooled is not None)
-        x = x if pooled is None else x[pooled].clone()
+        block_rows = read_rows if depth == len(blocks) - 1 else None
+        query, keys, values = _project(block, normed, block_rows)
+        attended = attention(query, keys, values, block_rows is not None)
+        if block_rows is not None:
+            x = x[block_rows].clone()  # contiguous, as `addmm_` and the kernels need it: a slice has steps
         x.addmm_(attended, block.attn.out_proj.weight.t())
         normed = cuda_kernels.norm(x, shifts[2 * depth + 1], second.weight, second.bias, second.eps)
         hidden = functional.linear(normed, mlp.c_fc.weight, mlp.c_fc.bias)
@@ -125,8 +135,8 @@ def _run_by_kernels(
 
 
 def _project(block: Any, normed: Tensor, read_rows: Tensor | slice | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, keys, values (rows, width) as views of one product; with `chosen`, the query of those rows."""
-    weight = block.attn.in_proj_weight
+    """Query, keys, values (rows, width) as views of one product; with `read_rows`, the query of those."""
+    weight = block.attn.in_proj_weight  # (3 width, width): query, keys, values, one below the other
     bias = block.attn.in_proj_bias
     width = normed.shape[1]
     if read_rows is None:
@@ -138,11 +148,13 @@ def _project(block: Any, normed: Tensor, read_rows: Tensor | slice | None) -> tu
 
 
 def among_all(sequences: int, heads: int) -> Attention:
-    """Every row sees all rows of its sequence; all are equally long."""
+    """Attention of every row to all rows of its sequence; all are equally long."""
+
+    def split(rows: Tensor) -> Tensor:
+        return by_head(rows.view(sequences, -1, rows.shape[1]), heads)
 
     def attention(query: Tensor, keys: Tensor, values: Tensor, only_read_rows: bool) -> Tensor:
-        q, k, v = (by_head(rows.view(sequences, -1, rows.shape[1]), heads) for rows in (query, keys, values))
-        attended = functional.scaled_dot_product_attention(q, k, v)
+        attended = functional.scaled_dot_product_attention(split(query), split(keys), split(values))
         return attended.transpose(1, 2).reshape(query.shape)
 
     return attention
@@ -165,7 +177,13 @@ class Full:
 class Causal:
     """Sequences of sorted lengths, each after the prefix that is at the front: a row sees those before it.
     lengths: rows of each, without the prefix, whose own rows come first, as one more sequence. ends: the last
-    row of each. like: a tensor of the device and dtype."""
+    row of each. like: a tensor of the device and dtype.
+
+    A prefix p of 2 rows and sequences a and b of 1 and 3:
+
+        x            p0 p1 a0 b0 b1 b2      queries
+        x[key_rows]  p0 p1 a0 p0 p1 b0 b1 b2    keys and values: the prefix before each of them
+    """
 
     def __init__(self, lengths: Sequence[int], prefix: int, heads: int, triton: bool, like: Tensor) -> None:
         self.prefix = prefix
@@ -174,10 +192,13 @@ class Causal:
         sizes = np.array(lengths)
         firsts = prefix + starts_of(sizes)
         (self.ends,) = indices_on_device(self.device, firsts + sizes - 1)
+        # Groups of one length need no padding, and one causal mask serves all of their sequences.
         parts = groups_of(lengths, 1.0)
-        self.own = self.other = Packing.of(lengths, self.device, parts)
+        self.queries = Packing.of(lengths, self.device, parts)
+        self.keys = self.queries
         self.alone = Packing.of([prefix], self.device) if prefix else None
-        self.rows: Tensor | None = None  # of the prefix and the sequence itself, for each
+        self.key_rows: Tensor | None = None  # of the prefix and the sequence itself, for each
+        # For 16 bits only: float32 has PyTorch's memory-efficient kernel (`packed._kernel_of`).
         self.triton = triton and max(lengths) <= _LONGEST and like.dtype != torch.float32
         if self.triton:
             from capeval_core.encoders import cuda_kernels
@@ -185,17 +206,27 @@ class Causal:
             self.runs = cuda_kernels.runs_of(lengths)
             self.starts, self.sizes = indices_on_device(self.device, firsts, sizes)
         elif prefix:
-            self.other = Packing.of((sizes + prefix).tolist(), self.device, parts)
+            self.keys = Packing.of((sizes + prefix).tolist(), self.device, parts)
             begins = np.stack([np.zeros_like(firsts), firsts], axis=1).flatten()
             counts = np.stack([np.full_like(sizes, prefix), sizes], axis=1).flatten()
-            (self.rows,) = indices_on_device(self.device, ranges(begins, counts))
+            (self.key_rows,) = indices_on_device(self.device, ranges(begins, counts))
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, only_read_rows: bool) -> Tensor:
         before = []
         prefix = self.prefix
+        # The last block is read at the ends of texts, which are never rows of the prefix.
         if self.alone and not only_read_rows:
-            parts = query[:prefix], keys[:prefix], values[:prefix]
-            before.append(attend(*parts, self.heads, self.alone, self.alone, causal=True))
+            before.append(
+                attend(
+                    query[:prefix],
+                    keys[:prefix],
+                    values[:prefix],
+                    self.heads,
+                    self.alone,
+                    self.alone,
+                    causal=True,
+                )
+            )
         if self.triton:
             from capeval_core.encoders import cuda_kernels
 
@@ -205,23 +236,23 @@ class Causal:
             if before:
                 out[:prefix] = before[0]
             return out
-        if self.rows is not None:
-            keys = keys[self.rows]
-            values = values[self.rows]
-        of_query = self.own.firsts if only_read_rows else self.own
-        query = query if only_read_rows else query[prefix:]
-        attended = attend(query, keys, values, self.heads, of_query, self.other, causal=not only_read_rows)
+        if self.key_rows is not None:
+            keys = keys[self.key_rows]
+            values = values[self.key_rows]
+        if only_read_rows:  # the last row of each sequence, which sees all of it: no mask
+            return attend(query, keys, values, self.heads, self.queries.firsts, self.keys)
+        attended = attend(query[prefix:], keys, values, self.heads, self.queries, self.keys, causal=True)
         return torch.cat([*before, attended])
 
 
 @cache
 def usable_kernels(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether our kernels run on a device: Triton compiles them, and they do what PyTorch does."""
+    """Return whether our kernels run on a device: Triton compiles them, and they do what PyTorch does."""
     return not triton_problem() and kernels_agree("Triton kernels", device, dtype, _trials(device, dtype))
 
 
 def _trials(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Each kernel on few rows: what it is for, its result, PyTorch's in float32."""
+    """Trials of each kernel on few rows: its purpose, its result, PyTorch's in float32."""
     from capeval_core.encoders import cuda_kernels
 
     def drawn(*shape: int) -> Tensor:
@@ -230,9 +261,11 @@ def _trials(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Ten
     def normed(rows: Tensor) -> Tensor:
         return functional.layer_norm(rows, (width,), weight.float(), bias.float(), epsilon)
 
-    width = 40
+    width = 40  # not a power of two: tiles that are wider than the rows are what kernels get wrong
     epsilon = 1e-5
-    x, before, weight, bias, shift = drawn(5, width), drawn(5, width).flip(0), *drawn(3, width)
+    x = drawn(5, width)
+    before = drawn(5, width).flip(0)
+    weight, bias, shift = drawn(3, width)
     ours = cuda_kernels.norm(x, shift.float(), weight, bias, epsilon)
     yield "norm", ours, normed(x.float() + shift.float())
     ours = cuda_kernels.norm(x, before, weight, bias, epsilon)
@@ -247,7 +280,8 @@ def _trials(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[str, Ten
     lengths = [1, 3, 20]
     for prefix, last in ((2, False), (0, True)):
         query, keys, values = drawn(3, prefix + sum(lengths), width)
-        by_kernel, by_torch = (Causal(lengths, prefix, 2, triton, x) for triton in (True, False))
+        by_kernel = Causal(lengths, prefix, 2, True, x)
+        by_torch = Causal(lengths, prefix, 2, False, x)
         queries = query[by_kernel.ends] if last else query
         ours = by_kernel(queries, keys, values, last)
         yield "attention", ours, by_torch(queries.float(), keys.float(), values.float(), last)
@@ -263,7 +297,11 @@ def bert_layer(
     dropout: float = 0.0,
 ) -> Tensor:
     """One of transformers' BERT layers on packed rows; with `starts`, the first row of each sequence only."""
-    query_rows, of_query = (rows, packing) if starts is None else (rows[starts], packing.firsts)
+    query_rows = rows
+    of_query = packing
+    if starts is not None:
+        query_rows = rows[starts]
+        of_query = packing.firsts
     attention = layer.attention.self
     query = attention.query(query_rows)
     keys = attention.key(rows)

@@ -38,13 +38,13 @@ from capeval_core.weights.folder import (
 )
 
 Ratio = Annotated[float, (0, 64)]
-_VOCABULARY = 49_408
+_VOCABULARY = 49_408  # of CLIP's BPE, the only tokenizer whose ids these towers know
 _CONTEXT = 77
 
 
 @dataclass(frozen=True)
 class _VisionSizes(Closed):
-    """Of a ViT, or, with the blocks of four stages as its layers, of a ResNet."""
+    """Sizes of a ViT, or, with the blocks of four stages as its layers, of a ResNet."""
 
     layers: Annotated[int | list[int], range(1, 1_001), 4] = 12
     width: Width = 768
@@ -54,6 +54,7 @@ class _VisionSizes(Closed):
     image_size: Side = 224
 
     def __post_init__(self) -> None:
+        # Of a ResNet only the attention pool has heads, of its last stage's width.
         if not isinstance(self.layers, list) and self.width % self.head_width:
             raise ValueError(f"head_width is {self.head_width}, which does not divide the width {self.width}")
 
@@ -95,6 +96,7 @@ class ClipSettings:
     def __post_init__(self) -> None:
         image_size = self.preprocessing.image_size
         tower_size = self.architecture.vision.image_size
+        # Positions are learned for one size: with another one a tower would fail only once it runs.
         if image_size != tower_size:
             raise ValueError(
                 f"preprocessing.image_size is {image_size}, but architecture.vision's is {tower_size}"
@@ -110,6 +112,7 @@ class VisionTransformer(nn.Module):
         patch = sizes.patch_size
         self.conv1 = nn.Conv2d(3, width, patch, patch, bias=False)
         self.class_embedding = nn.Parameter(torch.empty(width))
+        # The class token's position comes first.
         self.positional_embedding = nn.Parameter(torch.empty((sizes.image_size // patch) ** 2 + 1, width))
         self.ln_pre = LayerNorm(width)
         self.ln_post = LayerNorm(width)
@@ -119,7 +122,9 @@ class VisionTransformer(nn.Module):
 
     def embed(self, patches: Tensor) -> Tensor:
         """(n, 1 + patches, width) states before the first block, of embedded patches (n, patches, width)."""
-        x = torch.cat([self.class_embedding.to(patches.dtype).expand(len(patches), 1, -1), patches], dim=1)
+        # Embeddings are kept in float32 (`wide`), and would widen all that is added to them.
+        class_token = self.class_embedding.to(patches.dtype).expand(len(patches), 1, -1)
+        x = torch.cat([class_token, patches], dim=1)
         states: Tensor = self.ln_pre(x + self.positional_embedding.to(x.dtype))
         return states
 
@@ -130,12 +135,13 @@ class VisionTransformer(nn.Module):
 
 def run_vision(visual: VisionTransformer, patches: Tensor, triton: bool) -> Tensor:
     """`VisionTransformer.forward` of patch embeddings (images, patches, width)."""
-    x = visual.embed(patches).flatten(0, 1)
+    x = visual.embed(patches).flatten(0, 1)  # (images * (1 + patches), width)
     blocks = visual.transformer.resblocks
     images = len(patches)
     attention = among_all(images, blocks[0].attn.num_heads)
-    first_rows = slice(None, None, len(x) // images)
-    return torch.matmul(visual.ln_post(run_packed(blocks, x, attention, triton, first_rows)), visual.proj)
+    class_rows = slice(None, None, len(x) // images)  # a slice is a view, where indices would copy
+    states = run_packed(blocks, x, attention, triton, class_rows)
+    return torch.matmul(visual.ln_post(states), visual.proj)
 
 
 class Clip(nn.Module):
@@ -170,20 +176,21 @@ class ClipTowers(DualEncoder):
 
     @classmethod
     def modules(cls, config: dict[str, Any]) -> Clip:
+        # A subclass has other sizes of its image tower: they are in the hint of its own `Settings`.
         sizes = read(get_type_hints(cls.Settings)["architecture"], config["architecture"])
         visual = cls.tower(config, sizes)
-        with torch.device("meta"):
+        with torch.device("meta"):  # no memory and no random numbers: tensors of weights take their place
             return cls.Network(sizes.embed_dim, visual, config["activation"], sizes.text)
 
     @classmethod
-    def tower(cls, config: dict[str, Any], sizes: Any) -> nn.Module:
+    def tower(cls, config: dict[str, Any], sizes: ClipSizes) -> nn.Module:
         """The image tower."""
         vision = sizes.vision
         if not isinstance(vision.layers, list):
             return VisionTransformer(sizes.embed_dim, config["activation"], vision)
         from open_clip.modified_resnet import ModifiedResNet  # which takes seconds to import
 
-        heads = 32 * vision.width // vision.head_width
+        heads = 32 * vision.width // vision.head_width  # its last stage is 32 times as wide as its stem
         tower: nn.Module = ModifiedResNet(
             vision.layers, sizes.embed_dim, heads, vision.image_size, vision.width
         )
@@ -197,6 +204,7 @@ class ClipTowers(DualEncoder):
     @classmethod
     def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
         if folder.tensor_file.name == OPEN_CLIP_TENSORS:
+            # open_clip's configs name no encoder: `networks.toml` tells them apart by its `signs`.
             folder = replace(folder, config=translate_open_clip(folder.config) | {"encoder": cls.kind})
         return super().read_config(folder)
 
@@ -252,8 +260,10 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
             rows = cuda_kernels.patches(
                 on_gpu, visual.conv1.kernel_size[0], settings.mean, settings.std, dtype
             )
+            # Rows are padded to 16 bytes (patch 14 gives 588 columns), and so is the weight, by zeros.
             embedded = rows @ functional.pad(weight, (0, rows.shape[1] - weight.shape[1])).t()
             return run_vision(visual, embedded.view(len(on_gpu), -1, embedded.shape[1]), True)
+        # Scaled in float32, then rounded once: quotient and difference would each be rounded in 16 bits.
         x = self.normalised(on_gpu.float() / 255).to(dtype)
         if is_vit:
             return run_vision(visual, visual.conv1(x).flatten(2).mT, False)
@@ -263,7 +273,7 @@ class ClipEncoder(ClipTowers, tags=["image-captioning", "clip"]):
 
 @dataclass(frozen=True)
 class TimmSizes(Closed):
-    """What open_clip's configs say of a tower of timm's."""
+    """Settings of a tower of timm's in open_clip's configs."""
 
     timm_model_name: Text
     image_size: Side = 224
@@ -299,12 +309,11 @@ class OpenClipEncoder(ClipEncoder, tags=["image-captioning", "clip"]):
 
     def __init__(self, config: dict[str, Any], tensors: dict[str, Tensor], **more: Any) -> None:
         # Where a model has another image tower, open_clip puts the text tower's tensors under `text.`.
-        super().__init__(
-            config, {name.removeprefix("text."): tensor for name, tensor in tensors.items()}, **more
-        )
+        renamed = {name.removeprefix("text."): tensor for name, tensor in tensors.items()}
+        super().__init__(config, renamed, **more)
 
     @classmethod
-    def tower(cls, config: dict[str, Any], sizes: Any) -> nn.Module:
+    def tower(cls, config: dict[str, Any], sizes: ClipSizes) -> nn.Module:
         from open_clip.timm_model import TimmModel  # which takes seconds to import
 
         options = {}
@@ -312,8 +321,9 @@ class OpenClipEncoder(ClipEncoder, tags=["image-captioning", "clip"]):
             option = key.removeprefix("timm_")
             if not option.startswith("model_"):
                 options[option] = value
+        name: str = config["architecture"]["vision"]["timm_model_name"]
         try:
-            tower: nn.Module = TimmModel(sizes.vision.timm_model_name, sizes.embed_dim, **options)
+            tower: nn.Module = TimmModel(name, sizes.embed_dim, **options)
         except Exception as error:  # whatever timm refuses, each in its own way
             raise WeightsError(f"the architecture of the config cannot be built ({error})") from error
         return tower
@@ -333,6 +343,7 @@ def known_tokenizer(weights: str | os.PathLike[str], *, tiny: str) -> ClipTokeni
     """The tokenizer of weights by their config alone; None where it shows only when they are opened."""
     name = os.fspath(weights)
     entry = entry_of(name.partition("@")[0]) or entry_named(name)
+    # A folder of the user's may have a repository's name: what is on disk is what is opened.
     if entry is not None and not Path(name).is_dir():
         return ClipTokenizer(entry.context_length) if entry.network == ClipEncoder.kind else None
     folder = TINY / tiny if name == "tiny" else expanded_path(name)

@@ -43,13 +43,14 @@ _MODES = (
     "a checkpoint written in evaluation mode has them in its MLP weights already (compare mlp.c_fc.weight "
     "with the CLIP that was tuned: equal means not yet added); one of training mode needs adapters='all'"
 )
+# The width of attention heads in CLIP's towers, up to ViT-L/14; in wider ones it differs (80, 88, 104, ...).
 _HEAD_WIDTH = 64
 _WIDEST_REGULAR = 1024
-"""Of the attention heads in CLIP's towers, up to ViT-L/14; in wider ones it differs (80, 88, 104, ...)."""
 _CONTEXT = 77
 _LONG = re.compile(r"position(al)?_embedding_res$")
-_KEPT = 20
-"""Long-CLIP's second table of positions, of which it adds all but the first 20, and of the other these."""
+# Long-CLIP has two tables of positions: it adds the first 20 of the one, which CLIP's texts have trained
+# well, and all others of the second.
+_SHORT_POSITIONS = 20
 _RESNET_STRIDE = 32  # the modified ResNet shrinks the image as many times before its attention pool
 # The order in which a class registers the parts of a block is the order in which it saves them.
 _OPENAI_BLOCK = ("attn", "ln_1", "mlp", "ln_2")
@@ -63,6 +64,7 @@ def low_rank_update(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> t
     (out*k, r*k), and the product is read row by row as (out, in, k, k)."""
     kernel = weight.shape[-1] if weight.ndim == 4 else 1
     rank = a.shape[0] // kernel
+    # In float64: weight and update are rounded once, as their sum, not each.
     update = b.double() @ a.double()
     if update.shape != (weight.shape[0] * kernel, weight.shape[1] * kernel):
         raise ValueError(f"A {tuple(a.shape)} and B {tuple(b.shape)} change no weight {tuple(weight.shape)}")
@@ -73,15 +75,18 @@ def merge_adapters(tensors: Tensors, adapters: Adapters, notes: list[str]) -> Te
     """Tensors of the plain model, with the chosen adapters added to their weights. `adapters` is
     ``"released"`` (those that the released PAC-S++ script applies: attention and patch embedding, not the
     MLP), ``"all"`` or ``"none"``. Sums are made in float64 and kept as float32."""
-    plain = {name: tensor for name, tensor in tensors.items() if "lora" not in name.lower()}
+    plain: Tensors = {}
     pairs: dict[str, dict[str, torch.Tensor]] = {}
-    for name in [name for name in tensors if name not in plain]:
+    for name, tensor in tensors.items():
+        if "lora" not in name.lower():
+            plain[name] = tensor
+            continue
         parts = _ADAPTER.fullmatch(name)
         if parts is None:
             places = "attn.in_proj_weight, attn.out_proj, mlp.c_fc, mlp.c_proj and visual.conv1"
             raise ValueError(f"unknown adapter {name}: PAC-S++ has them at {places}")
         target = parts[1] if parts[1].endswith("in_proj_weight") else f"{parts[1]}.weight"
-        pairs.setdefault(target, {})[parts[2]] = tensors[name]
+        pairs.setdefault(target, {})[parts[2]] = tensor
     merged = 0
     for target, halves in pairs.items():
         try:
@@ -99,7 +104,9 @@ def merge_adapters(tensors: Tensors, adapters: Adapters, notes: list[str]) -> Te
     notes.append(f"{merged} low-rank adapters were merged into their weights, {ignored} ignored ({adapters})")
     if adapters == "released" and ignored:
         notes.append("the released script ignores adapters of MLP layers, which it takes for merged ones")
-    notes += [_MODES] if adapters != "none" else []
+    if adapters != "none":
+        # No tensor shows in which mode a checkpoint was written, so the user has to know.
+        notes.append(_MODES)
     return plain
 
 
@@ -123,12 +130,16 @@ class ClipConversion(Conversion):
     def translate(self, content: Mapping[str, Any], notes: list[str]) -> Tensors:
         tensors = super().translate(joined(content), notes)
         if "visual_projection.weight" in content:
-            tensors |= {name: tensors[name].T.contiguous() for name in ("text_projection", "visual.proj")}
+            # transformers' projections are linear layers (out, in), OpenAI's are matrices (in, out).
+            for name in ("text_projection", "visual.proj"):
+                tensors[name] = tensors[name].T.contiguous()
             notes.append("names: transformers', translated into OpenAI's")
-        if (stretched := tensors.pop("positional_embedding_res", None)) is not None:
-            first_positions = tensors["positional_embedding"][:_KEPT]
-            tensors["positional_embedding"] = torch.cat([first_positions, stretched[_KEPT:]])
-            notes.append(f"positions: the first {_KEPT} of one table, the others of Long-CLIP's second")
+        stretched = tensors.pop("positional_embedding_res", None)
+        if stretched is not None:
+            first_positions = tensors["positional_embedding"][:_SHORT_POSITIONS]
+            tensors["positional_embedding"] = torch.cat([first_positions, stretched[_SHORT_POSITIONS:]])
+            table = f"the first {_SHORT_POSITIONS} of one table, the others of Long-CLIP's second"
+            notes.append(f"positions: {table}")
         return merge_adapters(tensors, self.adapters, notes)
 
     def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
@@ -153,9 +164,11 @@ def _infer_activation(names: list[str], option: Activation | None) -> tuple[Acti
         return "quick_gelu", "because adapters exist in OpenAI's code only"
     if any(map(_LONG.search, names)):
         return "quick_gelu", "because Long-CLIP was tuned from OpenAI's models"
-    blocks: dict[str, dict[str, None]] = {}
-    for part in filter(None, map(_PART.match, names)):
-        blocks.setdefault(part[1], {})[part[2]] = None
+    blocks: dict[str, dict[str, None]] = {}  # a dict in place of a set, since the order is what is read
+    for name in names:
+        part = _PART.match(name)
+        if part:
+            blocks.setdefault(part[1], {})[part[2]] = None
     orders = {tuple(parts) for parts in blocks.values()}
     if orders == {_OPENAI_BLOCK}:
         return "quick_gelu", "because the order of the tensors is that of OpenAI's code"
@@ -219,6 +232,7 @@ def _read_vit(shapes: Shapes, head_width: int | None) -> dict[str, Any]:
 
 
 def _read_resnet(shapes: Shapes, head_width: int | None) -> dict[str, Any]:
+    # The attention pool is the only part that knows the size of images: a convolution takes any.
     positions, features = shapes["visual.attnpool.positional_embedding"]
     return {
         "image_size": side_of(positions - 1, "visual.attnpool.positional_embedding") * _RESNET_STRIDE,
@@ -252,11 +266,13 @@ def translate_open_clip(config: dict[str, Any]) -> dict[str, Any]:
         vision = model["vision_cfg"]
         text = model["text_cfg"]
         size = preprocess.get("size", vision["image_size"])
-        sides = set(size) if isinstance(size, list) else {size}
+        sides = set(size) if isinstance(size, list) else {size}  # a number, or height and width
         resize = preprocess.get("resize_mode", "shortest")
         if len(sides) != 1 or resize not in get_args(Resize):
             expected = " or ".join(get_args(Resize))
             raise ValueError(f"images are {size} by {resize!r}, expected squares by {expected}")
+        if resize == "longest" and preprocess.get("fill_color", 0) != 0:
+            raise ValueError(f"margins of images are {preprocess['fill_color']!r}, expected 0")
         preprocessing = {
             "image_size": sides.pop(),
             "mean": preprocess["mean"],

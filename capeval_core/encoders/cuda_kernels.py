@@ -25,7 +25,7 @@ def norm_kernel(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (columns < width)[None, :]
-    place = row.to(tl.int64)[:, None] * width + columns[None, :]
+    place = row.to(tl.int64)[:, None] * width + columns[None, :]  # int64: rows * width may pass 2^31
     values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     if EACH:
         values += tl.load(added + place, mask=inside, other=0.0).to(tl.float32)
@@ -92,22 +92,23 @@ def attention_kernel(
     dims = tl.arange(0, BLOCK_HEAD)
     real = (dims < HEAD)[None, :]
     at = head * HEAD + dims
-    asked = tl.arange(0, QUERIES)
+    query_rows = tl.arange(0, QUERIES)
     if LAST:
+        # `tl.dot` takes 16 rows at least, of which one is real.
         position = tl.zeros((QUERIES,), tl.int32) + length - 1
         rows = tl.zeros((QUERIES,), tl.int64) + i
-        in_query = asked < 1
+        in_query = query_rows < 1
     else:
-        position = asked
-        rows = first + asked
-        in_query = asked < length
+        position = query_rows
+        rows = first + query_rows
+        in_query = query_rows < length
     q = tl.load(query + rows[:, None] * query_step + at[None, :], mask=in_query[:, None] & real, other=0.0)
-    own = tl.arange(0, BLOCK)
-    in_own = (own < length)[:, None] & real
-    k = tl.load(keys + (first + own)[:, None] * keys_step + at[None, :], mask=in_own, other=0.0)
-    v = tl.load(values + (first + own)[:, None] * values_step + at[None, :], mask=in_own, other=0.0)
+    key_rows = tl.arange(0, BLOCK)
+    in_keys = (key_rows < length)[:, None] & real
+    k = tl.load(keys + (first + key_rows)[:, None] * keys_step + at[None, :], mask=in_keys, other=0.0)
+    v = tl.load(values + (first + key_rows)[:, None] * values_step + at[None, :], mask=in_keys, other=0.0)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    sees = (own[None, :] <= position[:, None]) & (own < length)[None, :]
+    sees = (key_rows[None, :] <= position[:, None]) & (key_rows < length)[None, :]
     scores = tl.where(sees, scores, float("-inf"))
     highest = tl.max(scores, axis=1)
     # A row beyond the sequence sees its keys too, so that no maximum is minus infinity.
@@ -171,9 +172,14 @@ def patches(
 
 def runs_of(lengths: Sequence[int]) -> list[tuple[slice, int]]:
     """Runs of sorted lengths whose tiles have as many rows, and how many."""
-    blocks = [max(16, triton.next_power_of_2(length)) for length in lengths]
-    ends = [i for i in range(1, len(blocks) + 1) if i == len(blocks) or blocks[i] != blocks[i - 1]]
-    return [(slice(start, end), blocks[start]) for start, end in zip([0, *ends], ends, strict=False)]
+    runs: list[tuple[slice, int]] = []
+    start = 0
+    for i, length in enumerate(lengths):
+        rows = max(16, triton.next_power_of_2(length))  # of a tile: `tl.dot` takes 16 at least
+        if i + 1 == len(lengths) or max(16, triton.next_power_of_2(lengths[i + 1])) != rows:
+            runs.append((slice(start, i + 1), rows))
+            start = i + 1
+    return runs
 
 
 def causal_attention(
@@ -195,11 +201,18 @@ def causal_attention(
     # Rows that belong to no sequence stay unwritten: those of the prefix, without `last`.
     out = query.new_empty(query.shape)
     for part, block in runs:
-        # LAST: row i of the query belongs to sequence i, so each run gets its own part.
-        own, target, queries = (query[part], out[part], 16) if last else (query, out, block)
+        run_query = query
+        run_out = out
+        queries = block
+        if last:
+            # Row i of the query belongs to sequence i, so each run gets its own part.
+            run_query = query[part]
+            run_out = out[part]
+            queries = 16
+        # A small tile has work for one warp only.
         warps = 1 if queries * block <= 512 else 4 if queries * block <= 4096 else 8
         attention_kernel[(part.stop - part.start, heads)](
-            own, keys, values, target, firsts[part], lengths[part], prefix,
+            run_query, keys, values, run_out, firsts[part], lengths[part], prefix,
             query.stride(0), keys.stride(0), values.stride(0), width, head**-0.5,
             QUERIES=queries, BLOCK=block, num_warps=warps, **sizes,
         )  # fmt: skip

@@ -15,13 +15,14 @@ from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.images import InputImage
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.model import CheckedModel
+from capeval_core.ragged import Floats
 from capeval_core.regions.features import BoxVisual, refuse_unusable
 
 
 class BoxEncoder(CheckedModel):
     """A network that finds boxes in images, and their features."""
 
-    rule: str  # name of the way to choose boxes
+    rule: str  # name of the way to choose boxes, in the keys of the cache
 
     def encode_boxes(
         self, images: Iterable[InputImage], *, cache: FeatureCache = SHARED, batch_size: int | None = None
@@ -35,6 +36,7 @@ class BoxEncoder(CheckedModel):
             prepare=lambda image: (self.preprocess(image), image.size),
             forward=lambda batch: [_arrays(self.find(prepared, size)) for prepared, size in batch],
         )
+        # Each image is its own extra: equal ones share their boxes, but not `where` and `name`.
         for part in encode_stream(((image, image) for image in images), encoding, cache):
             for item in part:
                 image = item.extra
@@ -52,9 +54,10 @@ class BoxEncoder(CheckedModel):
 
     @abstractmethod
     def find(self, prepared: Any, size: tuple[int, int]) -> BoxFeatures:
-        """What is found in an image of (width, height)."""
+        """Boxes and features of an image of (width, height)."""
 
 
-def _arrays(boxes: BoxFeatures) -> tuple[Any, ...]:
+def _arrays(boxes: BoxFeatures) -> tuple[Floats, ...]:
+    """Size, scores, corners and features, as the cache keeps them: float32 arrays alone."""
     arrays = (boxes.size, boxes.scores, boxes.boxes, boxes.features)
     return tuple(np.asarray(array, np.float32) for array in arrays)

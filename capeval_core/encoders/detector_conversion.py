@@ -34,15 +34,17 @@ class _DetectorConversion(Conversion):
     )
 
     def read(self, path: Path, empty: Empty) -> Release:
-        beside = path.with_name(self.facts["yaml"])
-        if self.release_config is None and beside.is_file():
-            return replace(self, release_config=beside).read(path, empty)
+        neighbour = path.with_name(self.facts["yaml"])
+        if self.release_config is None and neighbour.is_file():
+            return replace(self, release_config=neighbour).read(path, empty)
         self.settings([])  # before the checkpoint, which takes longer
         return super().read(path, empty)
 
     def load(self, path: Path) -> tuple[Mapping[str, Any], list[Path]]:
         content, files = super().load(path)
-        return content, files if self.release_config is None else [*files, Path(self.release_config)]
+        if self.release_config is not None:
+            files = [*files, Path(self.release_config)]
+        return content, files
 
     def settings(self, notes: list[str]) -> dict[str, Any]:
         """The settings that no tensor shows, and a note that says where they come from."""
@@ -62,23 +64,30 @@ class _DetectorConversion(Conversion):
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
             problem = f"is no {name} of a release ({' '.join(str(error).split())[:200]})"
             raise file_error(path, problem) from error
-        values = {key: _value(content, key) for key in (*released, *self.facts["fixed"])}
-        lacking = [key for key in released if values[key] is None and not self.facts.get("partial")]
-        problems = [f"{key} is missing" for key in lacking] + [
-            f"{key} is {described(values[key])}, but only {fixed_value!r} is known"
-            for key, fixed_value in self.facts["fixed"].items()
-            if values[key] not in (None, fixed_value)
-        ]
+        settings: dict[str, Any] = {}
+        problems: list[str] = []
+        for key, default in released.items():
+            value = _value(content, key)
+            # maskrcnn-benchmark writes what differs from its defaults, LXMERT's release writes all.
+            if value is None and not self.facts.get("partial"):
+                problems.append(f"{key} is missing")
+            settings[key] = default if value is None else value
+        # Settings that change the arithmetic in ways that are not implemented: any other value is refused.
+        for key, fixed_value in self.facts["fixed"].items():
+            value = _value(content, key)
+            if value not in (None, fixed_value):
+                problems.append(f"{key} is {described(value)}, but only {fixed_value!r} is known")
         if problems:
             raise file_error(path, problems[0], "pass the one that lies beside this checkpoint")
         notes.append(f"sizes, thresholds and means: of {path.name}")
-        return {key: default if values[key] is None else values[key] for key, default in released.items()}
+        return settings
 
 
-def _value(content: Any, name: str) -> Any:
+def _value(content: object, name: str) -> Any:
     """The value under a dotted name, None where there is none; a tuple in text is a list."""
     for part in name.split("."):
         content = content.get(part) if isinstance(content, dict) else None
+    # yacs, by which maskrcnn-benchmark writes its settings, writes tuples as Python does: "(0.1, 0.2)".
     if isinstance(content, str) and content.startswith("("):
         try:
             return list(ast.literal_eval(content))
@@ -103,11 +112,12 @@ class X152Conversion(_DetectorConversion):
     def translate(self, content: Mapping[str, Any], notes: list[str]) -> Tensors:
         tensors = super().translate(content, notes)
         levels = [f"rpn.anchor_generator.cell_anchors.{level}" for level in range(_LEVELS)]
-        tensors["head.anchors"] = torch.stack([tensors.pop(name) for name in levels])
+        tensors["head.anchors"] = torch.stack([tensors.pop(name) for name in levels])  # (levels, a, 4)
         return tensors
 
     def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         config = super().config(shapes, content, notes)
+        # A grouped convolution's kernels see the channels of their group alone: (out, in / groups, 3, 3).
         width, per_group, _, _ = shapes["body.layer1.0.conv2.weight"]
         config["architecture"]["groups"] = width // per_group
         return config

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, repeat
+from itertools import repeat
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -41,6 +41,7 @@ from capeval_core.ragged import Floats, ranges
 
 Pixels = NDArray[np.uint8]
 _VIDEOS_AHEAD = 8  # videos that are opened before their turn, each with a decoder and a batch of frames
+_NO_REASON = np.empty(0, dtype=np.uint8)  # why frames of a video are missing: nothing, where none are
 
 
 class TextTokenizer(Protocol):
@@ -79,7 +80,7 @@ class DualEncoder(CheckedModel):
     """Texts are counted in tokens."""
     depends_on: ClassVar[tuple[str, ...]] = ("architecture", "activation", "preprocessing")
     attention: ClassVar[Literal["causal", "full"]] = "causal"
-    """Which tokens a token sees: itself and those before it, or all of its text."""
+    """The tokens that a token sees: itself and those before it, or all of its text."""
     pooled: ClassVar[Literal["end", "last"]] = "end"
     """The token whose state is the text's: its first end token, or the last of as many as the network reads,
     padding included, as networks are trained whose attention does not mask it."""
@@ -149,9 +150,13 @@ class DualEncoder(CheckedModel):
         ids = [row[: row.index(self.tokenizer.end) + 1] for row in encoded.ids]
         distinct = Distinct(ids, partial(self.key, kind), cache)
         sequences = distinct.missing
+        # Where a token sees all of its text, the states of a prefix depend on what follows.
         prefix = _shared_prefix(sequences) if self.attention == "causal" else 0
         size = self.batch("texts", batch_size)
-        costs = [1 if batch_size else self._rows(row) - prefix for row in sequences]
+        # A user's batch size counts texts, the automatic one rows of the tower.
+        costs: int | list[int] = 1
+        if batch_size is None:
+            costs = [self._rows(row) - prefix for row in sequences]
         forward = partial(self._forward_texts, prefix=prefix, each_token=kind == "tokens")
         # Nothing waits for a batch before the last one is launched.
         for part, features in list(size.run(sequences, forward, cost=costs, after=to_host)):
@@ -163,7 +168,7 @@ class DualEncoder(CheckedModel):
         return distinct.arrays(), Tokens(ids, encoded.truncated)
 
     def _rows(self, ids: Ids) -> int:
-        """How many rows of the text tower a text takes."""
+        """The number of rows of the text tower that a text takes."""
         return len(ids) if self.pooled == "end" else self.tokenizer.context_length
 
     @exact
@@ -173,10 +178,20 @@ class DualEncoder(CheckedModel):
             length = self.tokenizer.context_length
             padding = (self.tokenizer.padding,)
             sequences = [ids + padding * (length - len(ids)) for ids in sequences]
-        lengths = [len(ids) - prefix for ids in sequences]
-        rows = list(chain(sequences[0][:prefix], *(ids[prefix:] for ids in sequences)))
-        positions = ranges(np.array([0, *(prefix for _ in lengths)]), np.array([prefix, *lengths]))
-        x = self.embed_tokens(*indices_on_device(self.device, rows, positions))
+        # The prefix p of all texts once, then the rest of each; positions count from a text's beginning:
+        #
+        #   rows        p0 p1 a2 b2 b3 c2
+        #   positions    0  1  2  2  3  2
+        rows = list(sequences[0][:prefix])
+        starts = [0]
+        lengths = []
+        for ids in sequences:
+            rows.extend(ids[prefix:])
+            starts.append(prefix)
+            lengths.append(len(ids) - prefix)
+        positions = ranges(np.array(starts), np.array([prefix, *lengths]))
+        token_ids, token_positions = indices_on_device(self.device, rows, positions)
+        x = self.embed_tokens(token_ids, token_positions)
         blocks = self.text_blocks
         heads = blocks[0].attn.num_heads
         if self.attention == "causal":
@@ -187,11 +202,13 @@ class DualEncoder(CheckedModel):
         return self.project_texts(run_packed(blocks, x, attention, self.triton, pooled_rows))
 
     def _rows_of_texts(self, rows: Floats, sequences: Sequence[Ids], prefix: int) -> list[Floats]:
-        """Each text's rows, one per id, of the rows of a batch that begin with the shared prefix."""
-        ends = np.cumsum([self._rows(ids) - prefix for ids in sequences])
+        """The rows of each text, one per id, of the rows of a batch that begin with the shared prefix."""
         features = []
-        for ids, own_rows in zip(sequences, np.split(rows[prefix:], ends[:-1]), strict=True):
-            text = np.concatenate([rows[:prefix], own_rows])
+        start = prefix
+        for ids in sequences:
+            stop = start + self._rows(ids) - prefix
+            text = np.concatenate([rows[:prefix], rows[start:stop]])
+            start = stop
             if self.pooled == "last":  # the last row is the text's own feature, the padding's rows are none
                 text = np.concatenate([text[: len(ids) - 1], text[-1:]])
             features.append(text)
@@ -214,6 +231,7 @@ class DualEncoder(CheckedModel):
         """
         settings = self.preprocessing
 
+        # Only these settings go to other processes, which know nothing of networks.
         def decoded(images: Sequence[InputImage]) -> list[Pixels | None]:
             sources = [image.source for image in images]
             return shared_decoders(decoders or 1).pixels(sources, settings.square)
@@ -245,7 +263,7 @@ class DualEncoder(CheckedModel):
         """
         size = self.batch("images", batch_size)
 
-        def units(item: Item, video: Any, prepared: Any, missing: Sequence[str]) -> Units:
+        def units(item: Item, video: Any, prepared: object, missing: Sequence[str]) -> Units:
             reading: Reading = video.read(item[0].where, sampling)
             decoded_indices: list[int] = []
 
@@ -260,6 +278,7 @@ class DualEncoder(CheckedModel):
                 # A frame that is sampled twice is decoded once.
                 row_of = {index: row for row, index in enumerate(decoded_indices)}
                 features = np.stack([values[row_of[index]] for index in reading.indices])
+                # As bytes, since the cache keeps arrays alone: a damaged video is so from the cache too.
                 reason = np.frombuffer((reading.incomplete or "").encode(), dtype=np.uint8)
                 return {missing[0]: (features, reason)}
 
@@ -273,15 +292,16 @@ class DualEncoder(CheckedModel):
             units=units,
             ahead=_VIDEOS_AHEAD,
         )
-        no_frames = np.empty((0, self.dimension), dtype=np.float32), np.empty(0, dtype=np.uint8)
+        no_frames = np.empty((0, self.dimension), dtype=np.float32)
         for part in encode_stream(zip(videos, repeat(None)), encoding, cache):
-            arrays = [item.arrays[item.keys[0]] if item.arrays else no_frames for item in part]
-            yield VideoFeatures(
-                features=[features for features, _ in arrays],
-                keys=[item.content for item in part],
-                errors=[item.error for item in part],
-                incomplete=[reason.tobytes().decode() or None for _, reason in arrays],
-            )
+            encoded = VideoFeatures([], [], [], [])
+            for item in part:
+                features, reason = item.arrays[item.keys[0]] if item.arrays else (no_frames, _NO_REASON)
+                encoded.features.append(features)
+                encoded.keys.append(item.content)
+                encoded.errors.append(item.error)
+                encoded.incomplete.append(reason.tobytes().decode() or None)
+            yield encoded
 
     def normalised(self, pixels: Tensor) -> Tensor:
         """Pixels in [0, 1], (n, 3, s, s), less the mean and divided by the deviation of the preprocessing."""
@@ -298,11 +318,15 @@ class DualEncoder(CheckedModel):
 
 
 def _shared_prefix(sequences: Sequence[Ids]) -> int:
-    """How many ids all sequences begin with, at most all but the last of the shortest; 0 of a single one."""
+    """The number of ids that all sequences begin with, less than the shortest has; 0 of a single one."""
     if len(sequences) < 2:
         return 0
     # In lexicographic order all sequences lie between these two.
     first = min(sequences)
     last = max(sequences)
+    # Each keeps a row of its own, from which its feature is read.
     longest = min(map(len, sequences)) - 1
-    return next((place for place in range(longest) if first[place] != last[place]), longest)
+    for length in range(longest):
+        if first[length] != last[length]:
+            return length
+    return longest

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ V = TypeVar("V")
 T = TypeVar("T")
 
 _RUNNING = 2  # batches that may wait for values: the device is busy with one while the next is launched
-_THREADS = 16
+_THREADS = 16  # at most; they decode side by side, since decoders release the interpreter's lock
 _TOGETHER = 8  # items at most that a thread prepares in one task, which costs Python as much as one of them
 
 
@@ -51,7 +51,7 @@ class Units(NamedTuple):
 
 @dataclass(frozen=True)
 class Encoding:
-    """How an encoder turns items into features; by default each into one, of its visual alone.
+    """The way of an encoder from items to features; by default each into one, of its visual alone.
 
     units: the rows that an item needs, by the item, its visual as loaded and as prepared, and the keys that
     are missing; ImageError if what belongs to the visual does not fit it. None: one, what is prepared.
@@ -70,7 +70,7 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Encoded:
-    """What one item became."""
+    """The arrays of one item, or the error in their place."""
 
     extra: Any  # what belongs to its visual
     arrays: dict[str, Any] | None  # for each of its `keys` an array, or a tuple; None where there is an error
@@ -80,8 +80,10 @@ class Encoded:
 
     def array(self, shape: tuple[int, ...]) -> Floats:
         """The first array, in this shape; NaN where there is none."""
-        found: Floats = self.arrays[self.keys[0]] if self.arrays else np.full(shape, np.nan, np.float32)
-        return found.reshape(shape)
+        if not self.arrays:
+            return np.full(shape, np.nan, np.float32)
+        array: Floats = self.arrays[self.keys[0]]
+        return array.reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -101,8 +103,14 @@ class ImageFeatures:
     @classmethod
     def joined(cls, parts: Iterable[ImageFeatures]) -> ImageFeatures:
         """Parts, at least one, as one."""
-        features, keys, errors = zip(*((own.features, own.keys, own.errors) for own in parts), strict=True)
-        return cls(np.concatenate(features), list(chain(*keys)), list(chain(*errors)))
+        features: list[Floats] = []
+        keys: list[str] = []
+        errors: list[str | None] = []
+        for part in parts:
+            features.append(part.features)
+            keys.extend(part.keys)
+            errors.extend(part.errors)
+        return cls(np.concatenate(features), keys, errors)
 
 
 def encode_stream(items: Iterable[Item], encoding: Encoding, cache: FeatureCache) -> Iterator[list[Encoded]]:
@@ -110,13 +118,13 @@ def encode_stream(items: Iterable[Item], encoding: Encoding, cache: FeatureCache
     threads = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), thread_name_prefix="capeval-read")
     run = _Run(encoding, cache, threads)
     try:
-        for read in _keyed(items, min(LIMITS.items, encoding.ahead or LIMITS.items), threads):
-            run.add(read)
-            if done := run.done():
-                yield done
+        for keyed in _keyed(items, min(LIMITS.items, encoding.ahead or LIMITS.items), threads):
+            run.add(keyed)
+            if encoded := run.done():
+                yield encoded
         run.wait()
-        if done := run.done():
-            yield done
+        if encoded := run.done():
+            yield encoded
     finally:
         threads.shutdown(cancel_futures=True)  # an interrupted run does not wait for what was read ahead
 
@@ -128,7 +136,7 @@ def _keyed(items: Iterable[Item], together: int, threads: ThreadPoolExecutor) ->
         pairs: _Keyed = []
         for item in part:
             try:
-                pairs.append((item, item[0].key))
+                pairs.append((item, item[0].key))  # reads the whole file, since keys are of its content
             except ImageError as error:
                 pairs.append((item, error))
         return pairs
@@ -137,10 +145,19 @@ def _keyed(items: Iterable[Item], together: int, threads: ThreadPoolExecutor) ->
     for chunk in chunks(items, together):
         parts = chunks(chunk, max(1, len(chunk) // _THREADS))
         waiting.append([threads.submit(keyed, part) for part in parts])
+        # A chunk is given out only when the next one is on its way: its files are read meanwhile.
         if len(waiting) > 1:
-            yield [pair for part in waiting.popleft() for pair in part.result()]
+            yield _results(waiting.popleft())
     for last in waiting:
-        yield [pair for part in last for pair in part.result()]
+        yield _results(last)
+
+
+def _results(parts: Iterable[Future[_Keyed]]) -> _Keyed:
+    """Items with their content keys, of all parts of a chunk."""
+    pairs: _Keyed = []
+    for part in parts:
+        pairs.extend(part.result())
+    return pairs
 
 
 @dataclass(eq=False)
@@ -165,7 +182,9 @@ class _Run:
     """Items between reading and giving out: prepared ahead, in a batch, running, or waiting their turn."""
 
     def __init__(self, encoding: Encoding, cache: FeatureCache, threads: ThreadPoolExecutor) -> None:
-        self.encoding, self.cache, self.threads = encoding, cache, threads
+        self.encoding = encoding
+        self.cache = cache
+        self.threads = threads
         self.in_order: deque[tuple[Item, str, _Entry]] = deque()
         self.entries: dict[tuple[str, ...], _Entry] = {}
         self.owners: dict[str, _Entry] = {}  # by each of their keys
@@ -173,14 +192,16 @@ class _Run:
         self.batch: list[tuple[_Entry, Any]] = []
         self.running: deque[tuple[list[_Entry], Arriving]] = deque()
 
-    def add(self, read: _Keyed) -> None:
+    def add(self, keyed: _Keyed) -> None:
         """Take items whose content keys are known."""
         new: list[_Entry] = []
-        for item, content in read:
+        for item, content in keyed:
             if isinstance(content, ImageError):
-                entry, content = _Entry(item, (), content), ""
+                entry = _Entry(item, (), content)
+                content_key = ""
             else:
                 keys = self.encoding.keys(content, item[1])
+                content_key = content
                 if keys not in self.entries:
                     shared = {key: self.owners[key] for key in keys if key in self.owners}
                     if not all(owner.done for owner in shared.values()):
@@ -188,37 +209,54 @@ class _Run:
                         self._prepare(new)
                         self.wait()
                         new = []
-                    found = {key: owner.arrays[key] for key, owner in shared.items() if key in owner.arrays}
-                    self.entries[keys] = _Entry(item, keys, arrays=found)
-                    self.owners |= dict.fromkeys(keys, self.entries[keys])
+                    self.entries[keys] = self._entry(item, keys, shared)
                     new.append(self.entries[keys])
                 entry = self.entries[keys]
             entry.waiting += 1
-            self.in_order.append((item, content, entry))
+            self.in_order.append((item, content_key, entry))
         self._prepare(new)
+        # One slow item at the front holds up all behind it: their features must not pile up.
         if len(self.in_order) > LIMITS.items_waiting + sum(len(batch) for batch, _ in self.running):
             self.wait()
 
+    def _entry(self, item: Item, keys: tuple[str, ...], shared: Mapping[str, _Entry]) -> _Entry:
+        """A new entry, with those features that other items in flight share with it."""
+        arrays: dict[str, Feature] = {}
+        for key, owner in shared.items():
+            if key in owner.arrays:  # else that item has an error
+                arrays[key] = owner.arrays[key]
+        entry = _Entry(item, keys, arrays=arrays)
+        self.owners |= dict.fromkeys(keys, entry)
+        return entry
+
     def _prepare(self, entries: list[_Entry]) -> None:
         """Look items up in the cache, and have those prepared that are not there."""
-        stored = self.cache.get({key: None for entry in entries for key in entry.keys})
+        keys: dict[str, None] = {}  # in order, each once
+        for entry in entries:
+            keys |= dict.fromkeys(entry.keys)
+        stored = self.cache.get(keys)  # all at once: on a disk each look-up is a query
         for entry in entries:
             entry.arrays.update({key: stored[key] for key in entry.keys if key in stored})
         new = [entry for entry in entries if not entry.done]
         ahead = 2 * self.encoding.size.size if self.encoding.ahead is None else self.encoding.ahead
-        for group in chunks(new, max(1, min(_TOGETHER, ahead // (8 if self.encoding.elsewhere else 64)))):
+        # Small enough that all threads have a task; another process is asked for many images at once.
+        tasks = 8 if self.encoding.elsewhere else 64
+        for group in chunks(new, max(1, min(_TOGETHER, ahead // tasks))):
             self.preparing.append((group, self.threads.submit(self._prepared, group)))
             while sum(len(waiting) for waiting, _ in self.preparing) > ahead:
                 self._fill(*self.preparing.popleft())
 
     def _prepared(self, group: list[_Entry]) -> list[Units | ImageError]:
-        """What each item needs of the network, or why it has no visual; runs in a thread."""
-        done = self.encoding.elsewhere([entry.item[0] for entry in group]) if self.encoding.elsewhere else []
+        """The units of each item, or the error that it has instead; runs in a thread."""
+        decoded: Sequence[Any] = []
+        if self.encoding.elsewhere:
+            decoded = self.encoding.elsewhere([entry.item[0] for entry in group])
         units: list[Units | ImageError] = []
-        for entry, prepared in zip_longest(group, done):
-            visual, loaded = entry.item[0], None
+        for entry, prepared in zip_longest(group, decoded):
+            visual = entry.item[0]
+            loaded = None
             try:
-                if prepared is None:
+                if prepared is None:  # also what another process could not decode: here the error is found
                     loaded = visual.load()
                     with preparing(visual, loaded):
                         prepared = self.encoding.prepare(loaded)
@@ -227,21 +265,22 @@ class _Run:
                 units.append(error)
         return units
 
-    def _units(self, entry: _Entry, loaded: Any, prepared: Any) -> Units:
+    def _units(self, entry: _Entry, loaded: object, prepared: object) -> Units:
         if self.encoding.units is None:
             return Units([[prepared]], lambda values: {entry.keys[0]: values[0]})
         missing = [key for key in entry.keys if key not in entry.arrays]
         try:
             groups, join = self.encoding.units(entry.item, loaded, prepared, missing)
             if isinstance(groups, Iterator):
+                # The first group is made here, in a thread; an error in it is this item's.
                 groups = _ahead(next(groups, None), groups, self.threads)
             return Units(groups, join)
         except ImageError:
             raise
         except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, OSError) as error:
             # A source of regions is the user's own code, whose error says nothing of the image.
-            found = f"what belongs to it could not be made ({type(error).__name__}: {error})"
-            raise ImageError(Problem(entry.item[0].where, found)) from error
+            problem = f"what belongs to it could not be made ({type(error).__name__}: {error})"
+            raise ImageError(Problem(entry.item[0].where, problem)) from error
 
     def _fill(self, group: list[_Entry], future: Future[list[Units | ImageError]]) -> None:
         """Add the units of items to the batch, and launch it whenever it is full."""
@@ -257,16 +296,20 @@ class _Run:
                     if len(self.batch) >= self.encoding.size.size:
                         self.launch()
             except ImageError as error:
-                entry.error, entry.units = error, None
+                entry.error = error
+                entry.units = None
             else:
                 entry.expected = count
+                # Its last batch may have arrived before it was known to be the last.
                 if arrays := self._finished(entry):
                     self.cache.put(arrays)
 
     def launch(self) -> None:
         """Start a batch, and keep what has arrived meanwhile."""
-        batch, self.batch = self.batch, []
+        batch = self.batch
+        self.batch = []
         units = [unit for _, unit in batch]
+        # Several parts, where memory has run out and the batch was halved.
         for part, values in self.encoding.size.run(units, self.encoding.forward, after=Arriving.of):
             self.running.append(([entry for entry, _ in batch[part]], values))
             while self.running and (len(self.running) > _RUNNING or self.running[0][1].arrived()):
@@ -290,7 +333,9 @@ class _Run:
             return {}
         arrays = entry.units.join(entry.values)
         entry.arrays.update(arrays)
-        entry.units, entry.values = None, []
+        # Pixels and values are freed here; the entry itself stays until all equal items are given out.
+        entry.units = None
+        entry.values = []
         return arrays
 
     def wait(self) -> None:
@@ -304,24 +349,31 @@ class _Run:
 
     def done(self) -> list[Encoded]:
         """The items at the front that are done."""
-        done: list[Encoded] = []
+        encoded: list[Encoded] = []
         while self.in_order and self.in_order[0][2].done:
             (visual, extra), content, entry = self.in_order.popleft()
             arrays: dict[str, Any] | None = entry.arrays
             error = None
             if entry.error is not None:
-                # What is said of the first of equal items holds for this one.
-                first, problems = entry.item[0].where, entry.error.problems
-                own = [p._replace(where=p.where.replace(first, visual.where, 1)) for p in problems]
-                arrays, error = None, str(Problems(own))
-            done.append(Encoded(extra, arrays, entry.keys, content, error))
+                arrays = None
+                error = self._error(entry.error, entry.item[0].where, visual.where)
+            encoded.append(Encoded(extra, arrays, entry.keys, content, error))
             entry.waiting -= 1
             if not entry.waiting:
+                # Given out to all equal items: from here on the cache is what knows its features.
                 self.entries.pop(entry.keys, None)
                 for key in entry.keys:
                     if self.owners.get(key) is entry:
                         del self.owners[key]
-        return done
+        return encoded
+
+    @staticmethod
+    def _error(error: ImageError, first: str, where: str) -> str:
+        """The error of the first of equal items, about the one at `where`."""
+        problems = []
+        for problem in error.problems:
+            problems.append(problem._replace(where=problem.where.replace(first, where, 1)))
+        return str(Problems(problems))
 
 
 def _ahead(group: T | None, groups: Iterator[T], threads: ThreadPoolExecutor) -> Iterator[T]:
@@ -333,23 +385,24 @@ def _ahead(group: T | None, groups: Iterator[T], threads: ThreadPoolExecutor) ->
 
 
 @contextmanager
-def preparing(visual: Any, loaded: Any) -> Iterator[None]:
+def preparing(visual: Any, loaded: object) -> Iterator[None]:
     """Let what fails be an ImageError about this visual."""
     try:
         yield
     except (ValueError, OSError, MemoryError) as error:  # e.g. no way from the mode La to RGB
         mode = f" ({loaded.mode})" if hasattr(loaded, "mode") else ""
-        found = f"cannot prepare {visual.name}{mode}: {error}"
-        raise ImageError(Problem(visual.where, found)) from None
+        problem = f"cannot prepare {visual.name}{mode}: {error}"
+        raise ImageError(Problem(visual.where, problem)) from None
 
 
 def with_extras(images: Iterable[V], extras: Iterable[T], names: str, hint: str) -> Iterator[tuple[V, T]]:
     """Pairs of an image and its regions or texts, equally many; messages call these `names`."""
-    missing: Any = object()
+    missing: Any = object()  # no None, which may be an extra itself
     for index, (image, extra) in enumerate(zip_longest(images, extras, fillvalue=missing)):
-        if image is missing or extra is missing:
-            fewer, more = (names, "images") if extra is missing else ("images", names)
-            raise ValueError(f"there are {index} {fewer} but more {more}: {hint}")
+        if extra is missing:
+            raise ValueError(f"there are {index} {names} but more images: {hint}")
+        if image is missing:
+            raise ValueError(f"there are {index} images but more {names}: {hint}")
         yield image, extra
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ _TEXT = "text_projection.weight"
 
 @dataclass(frozen=True)
 class _EvaSizes(Closed):
-    """Of the image tower. norm: "post" in the model of 18 billion parameters, "pre" in that of 8."""
+    """Sizes of the image tower. norm: "post" in the model of 18 billion parameters, "pre" in that of 8."""
 
     image_size: Side
     patch_size: Side
@@ -78,7 +78,7 @@ class EvaClipConversion(Conversion):
     def load(self, path: Path) -> tuple[Mapping[str, Any], list[Path]]:
         if path.name.endswith(INDEX):
             return read_shards(path)
-        return read_checkpoint(path, in_place=True), [path]
+        return read_checkpoint(path, in_place=True), [path]  # mapped: the file may be larger than memory
 
     def translate(self, content: Mapping[str, Any], notes: list[str]) -> Tensors:
         if any(name.startswith(_VISION) for name in content):
@@ -106,9 +106,11 @@ def _from_transformers(content: Mapping[str, Any]) -> dict[str, Any]:
     # transformers' class has a bias, which stays as it was initialised.
     if bias is not None and bool(bias.any()):
         raise ValueError("visual_projection.bias is not zero, but EVA-CLIP projects images without a bias")
-    places = f"{_VISION}position_embedding.weight"
-    tensors[f"{_VISION}class_embedding"] = tensors[f"{_VISION}class_embedding"].reshape(1, 1, -1)
-    tensors[places], tensors[_TEXT] = tensors[places][None], tensors[_TEXT].T
+    class_token = f"{_VISION}class_embedding"
+    positions = f"{_VISION}position_embedding.weight"
+    tensors[class_token] = tensors[class_token].reshape(1, 1, -1)
+    tensors[positions] = tensors[positions][None]
+    tensors[_TEXT] = tensors[_TEXT].T  # a linear layer (out, in), where the authors have (in, out)
     return tensors
 
 
@@ -123,12 +125,13 @@ class EvaClipEncoder(ClipEncoder, tags=["image-captioning", "clip", "eva-clip"])
     Settings = _EvaClipSettings
 
     @classmethod
-    def tower(cls, config: dict[str, Any], sizes: Any) -> nn.Module:
-        return _EvaTower(sizes.vision, sizes.embed_dim)
+    def tower(cls, config: dict[str, Any], sizes: ClipSizes) -> nn.Module:
+        return _EvaTower(cast(_EvaSizes, sizes.vision), sizes.embed_dim)
 
     def dtype_of(self, name: str, stored: torch.dtype) -> torch.dtype:
         if not name.startswith("visual."):
             return super().dtype_of(name, stored)
+        # In float32 the tower's weights keep the type they are stored in: layers widen them one by one.
         return stored if self.dtype == "float32" else DTYPES[self.dtype]
 
 
@@ -170,7 +173,8 @@ class _Block(nn.Module):
         self.mlp = nn.ModuleDict({"fc1": _Linear(width, hidden), "fc2": _Linear(hidden, width)})
 
     def _attended(self, x: Tensor) -> Tensor:
-        query, keys, values = self.attn["qkv"](x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        projections = self.attn["qkv"](x).unflatten(2, (3, self.heads, -1))  # (n, rows, 3, heads, width)
+        query, keys, values = projections.permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(query, keys, values)
         projected: Tensor = self.attn["proj"](attended.transpose(1, 2).flatten(2))
         return projected
@@ -181,7 +185,8 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         for step, norm in ((self._attended, self.norm1), (self._expanded, self.norm2)):
-            x = x + (step(norm(x).to(dtype)) if self.norm_first else norm(step(x.to(dtype))))
+            update = step(norm(x).to(dtype)) if self.norm_first else norm(step(x.to(dtype)))
+            x = x + update
         return x
 
 
@@ -202,6 +207,7 @@ class _EvaTower(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """(n, embed_dim) features of normalised pixels (n, 3, image_size, image_size), in their type."""
         conv: Any = self.patch_embed["proj"]
+        # Not called: a convolution refuses weights of another type than its input.
         weight = conv.weight.to(pixels.dtype)
         bias = conv.bias.to(pixels.dtype)
         x = functional.conv2d(pixels, weight, bias, conv.stride).flatten(2).mT.float()

@@ -38,20 +38,20 @@ from capeval_core.ragged import Floats, Integers
 from capeval_core.regions.features import Selection, boxes_kept
 from capeval_core.regions.suppression import Suppression, class_confidences, clipped, enough_boxes
 
-_LONGEST_STEP = math.log(1000 / 16)  # bound of the logarithm by which a box may grow
+_LONGEST_STEP = math.log(1000 / 16)  # bound of the logarithm by which a box may grow, as in Detectron
 
 
 # what both share
 
 _Stages = Annotated[list[int], range(1, 1_001), 4]
-_Kept = Annotated[int, range(1, 10_001)]
+_ProposalCount = Annotated[int, range(1, 10_001)]
 _Side = Annotated[int, range(1, 16_385)]
 _Weights = Annotated[list[float], (0, 1e3), 4]
 
 
 @dataclass(frozen=True)
 class _Pixels(Closed):
-    """How images are resized and scaled."""
+    """The resizing and scaling of images."""
 
     shortest_side: _Side
     longest_side: _Side
@@ -64,17 +64,17 @@ class _Pixels(Closed):
 
 @dataclass(frozen=True)
 class _ProposalSettings(Closed):
-    """Which anchors become proposals."""
+    """The choice of anchors that become proposals."""
 
     before_nms: Count
-    after_nms: _Kept
+    after_nms: _ProposalCount
     overlap: Share
     delta_weights: _Weights
 
 
 class Proposals(NamedTuple):
-    """What a network finds in one image, in pixels of the resized image; best proposal first. boxes: (n, 4)
-    x0, y0, x1, y1. objectness: (n,). features: (n, d). class_logits: (n, 1 + classes)."""
+    """Boxes that a network proposes in one image, in pixels of the resized image; best proposal first.
+    boxes: (n, 4) x0, y0, x1, y1. objectness: (n,). features: (n, d). class_logits: (n, 1 + classes)."""
 
     boxes: Tensor
     objectness: Tensor
@@ -83,8 +83,8 @@ class Proposals(NamedTuple):
 
 
 class _ProposalHead(nn.Module):
-    """Whether there is an object at each anchor of a feature map, and the box around it. anchors: (a, 4)
-    boxes around the centre of a cell, in pixels; (levels, a, 4) for maps of several levels."""
+    """Objectness of each anchor of a feature map, and the box around it. anchors: (a, 4) boxes around the
+    centre of a cell, in pixels; (levels, a, 4) for maps of several levels."""
 
     def __init__(self, inputs: int, width: int, anchors: int, *levels: int) -> None:
         super().__init__()
@@ -102,9 +102,11 @@ class _ProposalHead(nn.Module):
 def _candidates(logits: Tensor, deltas: Tensor, cells: Tensor, stride: int) -> tuple[Tensor, Tensor, Tensor]:
     """Logits (n,), deltas (n, 4) and anchors (n, 4) of a feature map, row by row, by the head's outputs."""
     _, anchors, height, width = logits.shape
-    x, y = (torch.arange(n, device=cells.device) * float(stride) for n in (width, height))
+    x = torch.arange(width, device=cells.device) * float(stride)
+    y = torch.arange(height, device=cells.device) * float(stride)
     row, column = torch.meshgrid(y, x, indexing="ij")
-    centres = torch.stack([column, row, column, row], dim=-1).view(-1, 1, 4)
+    centres = torch.stack([column, row, column, row], dim=-1).view(-1, 1, 4)  # (cells, 1, 4)
+    # Channels of the head are anchor by anchor, each with its four numbers.
     steps = deltas[0].view(anchors, 4, height, width).permute(2, 3, 0, 1).reshape(-1, 4)
     return logits[0].permute(1, 2, 0).reshape(-1), steps, (centres + cells).view(-1, 4)
 
@@ -127,7 +129,8 @@ def _best_first(scores: Tensor) -> Tensor:
 
 
 def _best_of(rule: Suppression, groups: Sequence[Tensor], most: int) -> list[Tensor]:
-    """`rule.best` of each of several groups of boxes, found on the host."""
+    """Indices of `rule.best` of each of several groups of boxes, by the host."""
+    # One copy from the device for all groups: each copy waits for the network.
     ends = np.cumsum([len(boxes) for boxes in groups])[:-1]
     parts = np.split(on_host(torch.cat(list(groups))), ends)
     return [on_device(rule.best(boxes, most), groups[0].device) for boxes in parts]
@@ -166,7 +169,7 @@ class _Detector(BoxEncoder):
 
     @abstractmethod
     def select(self, proposals: Proposals, scale: Any, size: tuple[int, int]) -> tuple[BoxFeatures, Integers]:
-        """What is kept of the proposals of an image of (width, height), and their indices."""
+        """The boxes of an image of (width, height) among its proposals, and their indices."""
 
     @abstractmethod
     def scaled(self, pixels: Tensor) -> Tensor:
@@ -174,16 +177,21 @@ class _Detector(BoxEncoder):
 
     @exact
     def canary(self) -> Floats:
-        """(n, 3) cosines of three places of a drawn image at its own size, in all that the network tells."""
+        """(n, 3) cosines of three places of a drawn image at its own size, in each output of the network."""
         pixels = torch.from_numpy(_blue_first(canary_images()[0]).transpose(2, 0, 1).astype(np.float32))
         maps = self.model.feature_maps(self.scaled(pixels)[None].to(self.device))
-        cells = [torch.cat(self.model.head(map_), dim=1)[0].flatten(1).T for map_ in maps]
+        # Given boxes, not proposals: which of these come first may differ between machines.
         corners = [[0.0, 0.0, 60.0, 50.0], [30.0, 20.0, 119.0, 89.0], [0.0, 0.0, 120.0, 90.0]]
         boxes = torch.tensor(corners) - torch.tensor([0, 0, self.pixel, self.pixel])
         features = self.model.box_features(maps, boxes.to(self.device))
-        rows = [level[:: len(level) // 3][:3] for level in cells]
-        rows += [features, *self.model.heads(features)]
-        return on_host(torch.stack([functional.cosine_similarity(row, row.roll(1, 0)) for row in rows]))
+        outputs = []
+        for feature_map in maps:
+            cells = torch.cat(self.model.head(feature_map), dim=1)[0].flatten(1).T  # (cells, 5 anchors)
+            outputs.append(cells[:: len(cells) // 3][:3])
+        outputs += [features, *self.model.heads(features)]
+        # Each of three rows with the one before it: cosines do not depend on the scale of an output.
+        rows = [functional.cosine_similarity(output, output.roll(1, 0)) for output in outputs]
+        return on_host(torch.stack(rows))
 
 
 def _in_type_of(module: nn.Module, x: Tensor) -> Tensor:
@@ -197,7 +205,9 @@ def _size_of(pixels: Tensor) -> tuple[int, int]:
 
 def _blue_first(image: Image.Image) -> NDArray[np.uint8]:
     """(h, w, 3): blue, green and red of an image of any mode, as Caffe's networks take them."""
-    blue: NDArray[np.uint8] = np.asarray(image.convert("RGB"))[:, :, ::-1].copy()
+    blue: NDArray[np.uint8] = np.asarray(image.convert("RGB"))[
+        :, :, ::-1
+    ].copy()  # torch takes no view backwards
     return blue
 
 
@@ -205,9 +215,9 @@ def _blue_first(image: Image.Image) -> NDArray[np.uint8]:
 
 _RES = ("res2", "res3", "res4", "res5")
 _STRIDE = 16  # pixels of the image per cell of the feature map
+# When two boxes of one class show one thing; without the additional pixel of Caffe's detectors. No published
+# numbers pin it.
 _ONE_THING = Suppression(0.3)
-"""When two boxes of one class show one thing; without the additional pixel of Caffe's detectors. No published
-numbers pin it."""
 
 
 @dataclass(frozen=True)
@@ -321,16 +331,19 @@ class _FasterRcnnModel(nn.Module):
         for index, (name, blocks) in enumerate(zip(_RES, shape.layers, strict=True)):
             last = name == _RES[-1]  # runs on pooled proposals, at their resolution
             stride = 1 if last or not index else 2
-            dilation = 2 if last else 1
+            dilation = 2 if last else 1  # as in the release: as wide a view as with a stride of 2
             stage = nn.Sequential(_Bottleneck(inputs, width, outputs, stride, dilation))
-            stage.extend(_Bottleneck(outputs, width, outputs, 1, dilation) for _ in range(blocks - 1))
+            for _ in range(blocks - 1):
+                stage.append(_Bottleneck(outputs, width, outputs, 1, dilation))
             if last:
                 self.res5 = stage
                 self.head = _ProposalHead(inputs, shape.proposal_width, shape.anchors)
                 self.predictor = _Predictor(outputs, shape)
             else:
                 self.backbone[name] = stage
-                inputs, width, outputs = outputs, 2 * width, 2 * outputs
+                inputs = outputs
+                width *= 2
+                outputs *= 2
         self.pool = RoIPool((14, 14), 1 / _STRIDE)
 
     def feature_maps(self, pixels: Tensor) -> list[Tensor]:
@@ -341,11 +354,12 @@ class _FasterRcnnModel(nn.Module):
 
     def propose(self, maps: Sequence[Tensor], size: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """The best anchors, decoded and clipped, that are not empty and that no better one overlaps."""
-        settings, (logits, deltas) = self.settings, self.head(maps[0])
+        settings = self.settings
+        logits, deltas = self.head(maps[0])
         scores, steps, around = _candidates(logits, deltas, cast(Tensor, self.head.anchors), _STRIDE)
         scores, best = scores.topk(min(settings.before_nms, len(scores)))
         boxes = clip_boxes_to_image(_decoded(steps[best], around[best], settings.delta_weights), size)
-        with_area = (boxes[:, 2:] > boxes[:, :2]).all(dim=1)
+        with_area = (boxes[:, 2:] > boxes[:, :2]).all(dim=1)  # clipping empties boxes outside the image
         boxes = boxes[with_area]
         scores = scores[with_area]
         (proposals,) = _best_of(Suppression(settings.overlap), [boxes], settings.after_nms)
@@ -353,9 +367,11 @@ class _FasterRcnnModel(nn.Module):
 
     def box_features(self, maps: Sequence[Tensor], boxes: Tensor) -> Tensor:
         """The mean of the last stage over the boxes' pooled cells."""
-        parts = torch.split(boxes, 50)  # 300 at once take 2 GB
-        pooled = (_in_type_of(self.res5, self.pool(maps[0], [part])) for part in parts)
-        return torch.cat([self.res5(cells).float().mean(dim=(2, 3)) for cells in pooled])
+        features = []
+        for part in torch.split(boxes, 50):  # 300 at once take 2 GB
+            cells = _in_type_of(self.res5, self.pool(maps[0], [part]))
+            features.append(self.res5(cells).float().mean(dim=(2, 3)))
+        return torch.cat(features)
 
     def class_logits(self, features: Tensor) -> Any:
         return self.predictor.cls_score(features)
@@ -401,12 +417,13 @@ class FasterRcnn(_Detector, tags=["object-detection", "faster-rcnn"]):
         pixels; the original fails there."""
         pixels = self.settings.preprocessing
         scale = pixels.shortest_side / min(size)
-        sides = [pixels.shortest_side if side == min(size) else scale * side for side in size]
-        if max(sides) > pixels.longest_side:
-            scale = pixels.longest_side / max(sides)
-            sides = [scale * side for side in sides]
-        height, width = (max(int(side + 0.5), 3) for side in sides)
-        return height, width
+        # As in the original the shorter side is exact, not a product with a rounded scale.
+        height, width = (pixels.shortest_side if side == min(size) else scale * side for side in size)
+        if max(height, width) > pixels.longest_side:
+            scale = pixels.longest_side / max(height, width)
+            height *= scale
+            width *= scale
+        return max(int(height + 0.5), 3), max(int(width + 0.5), 3)
 
     def preprocess(self, image: Image.Image) -> tuple[Tensor, tuple[int, int]]:
         """(3, h, w) float32: blue, green, red, resized without antialiasing, less the mean; and (h, w)."""
@@ -422,38 +439,41 @@ class FasterRcnn(_Detector, tags=["object-detection", "faster-rcnn"]):
     def select(
         self, proposals: Proposals, scale: tuple[int, int], size: tuple[int, int]
     ) -> tuple[BoxFeatures, Integers]:
-        """What the rule keeps of the proposals of an image, and their indices. `bua10_100`: 10 to 100
-        proposals, those with a confidence above 0.2, see `boxes_kept`. `lxmert36`: the 36 best boxes after
-        regression, of the likeliest class. `scale` is the (height, width) of the pixels that they were found
-        in."""
-        probabilities = proposals.class_logits.softmax(dim=1)[:, :-1]
+        """The boxes that the rule takes of the proposals of an image, and their indices. `bua10_100`: 10 to
+        100 proposals, those with a confidence above 0.2, see `boxes_kept`. `lxmert36`: the 36 best boxes
+        after regression, of the likeliest class. `scale` is the (height, width) of the resized image."""
+        probabilities = proposals.class_logits.softmax(dim=1)[:, :-1]  # the last class is the background
         if self.rule == "bua10_100":
-            boxes, by_class, features = map(on_host, (proposals.boxes, probabilities, proposals.features))
-            scores = class_confidences(boxes, by_class, _ONE_THING)
+            boxes = on_host(proposals.boxes)
+            scores = class_confidences(boxes, on_host(probabilities), _ONE_THING)
             order = np.argsort(-scores, kind="stable")
             best = order[: boxes_kept(scores[order])]
         else:
             settings = self.settings.detections
-            confidences, likeliest = probabilities.max(dim=1)
-            each = torch.arange(len(confidences), device=confidences.device)
-            deltas = self.model.predictor.bbox_pred(proposals.features).view(len(confidences), -1, 4)[
-                each, likeliest
-            ]
-            moved = _decoded(deltas, proposals.boxes, settings.delta_weights)
-            boxes, scores, features = map(on_host, (moved, confidences, proposals.features))
-            boxes = clipped(boxes, scale)
+            confidences, classes = probabilities.max(dim=1)
+            boxes = clipped(on_host(self._regressed(proposals, classes)), scale)
+            scores = on_host(confidences)
             best = enough_boxes(boxes, scores, settings.overlaps, settings.least, settings.most)
+        features = on_host(proposals.features)
         ratio = np.tile(np.divide(size, scale[::-1], dtype=np.float32), 2)
+        # Clipped again: the product of a rounded ratio may lie beyond the last pixel.
         in_image = clipped(boxes[best] * ratio, size[::-1])
         return BoxFeatures(in_image, features[best], size, scores[best]), best
+
+    def _regressed(self, proposals: Proposals, classes: Tensor) -> Tensor:
+        """(n, 4) boxes of proposals, moved as the network predicts for things of these classes (n,)."""
+        count = len(classes)
+        by_class = self.model.predictor.bbox_pred(proposals.features).view(count, -1, 4)
+        deltas = by_class[torch.arange(count, device=classes.device), classes]
+        return _decoded(deltas, proposals.boxes, self.settings.detections.delta_weights)
 
 
 # 12-in-1's
 
 _LAYERS = ("layer1", "layer2", "layer3", "layer4")
 _EXPANSION = 4  # times as many channels behind a residual block as it has planes
+# Pixels of the resized image per cell of each level of the pyramid; all but the last give features.
 _STRIDES = (4, 8, 16, 32, 64)
-"""Pixels of the resized image per cell of each level of the pyramid; all but the last give features."""
 _POOLED = 7  # cells along each side of a pooled proposal
 _PIXEL = 1.0  # as `_Detector.pixel`
 
@@ -479,7 +499,7 @@ class _X152Sizes(Closed):
 
 @dataclass(frozen=True)
 class _X152Proposals(_ProposalSettings):
-    most: _Kept
+    most: _ProposalCount
 
 
 @dataclass(frozen=True)
@@ -524,9 +544,11 @@ def _stage(inputs: int, width: int, outputs: int, groups: int, blocks: int, stri
     planes = outputs // _EXPANSION
     per_group = width * 64 // (planes * groups)  # torchvision's width of a group is of 64 planes
     first = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), _Norm(outputs))
-    shapes: list[Any] = [(inputs, planes, stride, first), *[(outputs, planes)] * (blocks - 1)]
     settings: Any = {"groups": groups, "base_width": per_group, "norm_layer": _Norm}
-    return nn.Sequential(*(Bottleneck(*shape, **settings) for shape in shapes))
+    stage = nn.Sequential(Bottleneck(inputs, planes, stride, first, **settings))
+    for _ in range(blocks - 1):
+        stage.append(Bottleneck(outputs, planes, **settings))
+    return stage
 
 
 class _X152Model(nn.Module):
@@ -544,7 +566,9 @@ class _X152Model(nn.Module):
         for index, (name, blocks) in enumerate(zip(_LAYERS, shape.layers, strict=True)):
             self.body[name] = _stage(inputs, width, outputs, shape.groups, blocks, 2 if index else 1)
             channels.append(outputs)
-            inputs, width, outputs = outputs, 2 * width, 2 * outputs
+            inputs = outputs
+            width *= 2
+            outputs *= 2
         pyramid = shape.pyramid_width
         self.fpn = FeaturePyramidNetwork(channels, pyramid, extra_blocks=LastLevelMaxPool())
         self.head = _ProposalHead(pyramid, pyramid, shape.anchors, len(_STRIDES))
@@ -568,12 +592,12 @@ class _X152Model(nn.Module):
         return list(self.fpn(maps).values())
 
     def propose(self, maps: Sequence[Tensor], size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """In each level as above, clipped to the input with its margin; then the best of all levels."""
+        """The best anchors of each level, as above, clipped to the input and its margin; of them the best."""
         settings = self.settings
         groups = []
         scores = []
-        for map_, cells, stride in zip(maps, cast(Tensor, self.head.anchors), _STRIDES, strict=True):
-            logits, deltas = self.head(map_)
+        for feature_map, cells, stride in zip(maps, cast(Tensor, self.head.anchors), _STRIDES, strict=True):
+            logits, deltas = self.head(feature_map)
             logits, steps, around = _candidates(logits, deltas, cells, stride)
             objectness = logits.sigmoid()
             best = _best_first(objectness)[: settings.before_nms]
@@ -591,23 +615,26 @@ class _X152Model(nn.Module):
         side of a cell, lie as in the first RoIAlign, which takes no half pixel off the corners."""
         levels = _level_of(boxes)
         cells = maps[0].new_empty(len(boxes), maps[0].shape[1], _POOLED, _POOLED)
-        for level, (map_, stride) in enumerate(zip(maps[:-1], _STRIDES, strict=False)):
+        for level, (feature_map, stride) in enumerate(zip(maps[:-1], _STRIDES, strict=False)):
             of_level = torch.nonzero(levels == level)[:, 0]
             cells[of_level] = roi_align(
-                map_, [boxes[of_level]], _POOLED, 1 / stride, sampling_ratio=2, aligned=False
+                feature_map, [boxes[of_level]], _POOLED, 1 / stride, sampling_ratio=2, aligned=False
             )
         return cells
 
     def box_features(self, maps: Sequence[Tensor], boxes: Tensor) -> Tensor:
         """The first layer behind the boxes' pooled cells."""
-        parts = torch.split(boxes, 250)  # which bounds memory
-        return torch.cat([functional.relu(self.fc6(self.pooled(maps, part).flatten(1))) for part in parts])
+        features = []
+        for part in torch.split(boxes, 250):  # which bounds memory
+            features.append(functional.relu(self.fc6(self.pooled(maps, part).flatten(1))))
+        return torch.cat(features)
 
 
 def _level_of(boxes: Tensor) -> Tensor:
     """(n,) the level of the pyramid for boxes (n, 4): floor(4 + log2(sqrt(area) / 224)), less the first's 2.
     Lin et al., 2017, eq. 1, from 0 to 3."""
     sides = boxes[:, 2:] - boxes[:, :2] + _PIXEL
+    # As in maskrcnn-benchmark: without the epsilon a box of just 224 pixels may fall one level lower.
     levels = 4 + torch.log2(sides.prod(dim=1).sqrt() / 224 + 1e-6)
     return (levels.floor() - 2).clamp(0, len(_STRIDES) - 2).long()
 
@@ -628,8 +655,7 @@ class X152(_Detector, tags=["object-detection", "faster-rcnn", "resnext"]):
     Network = _X152Model
     pixel = _PIXEL
     wide = r"(?!body\.).*|.*\.(bn\d|downsample\.1)\..*"
-    rule = only_selection = "all"
-    """What this rule is called where features are stored: there is no other one to choose."""
+    rule = only_selection = "all"  # its name where features are stored: there is no other one to choose
 
     def prepare(self) -> None:
         self._mean = np.array(self.settings.preprocessing.mean, dtype=np.float32)
@@ -656,11 +682,12 @@ class X152(_Detector, tags=["object-detection", "faster-rcnn", "resnext"]):
         confidences the first proposal comes first. `scale`: pixels that they were found in per pixel of the
         image."""
         settings = self.settings.detections
-        boxes, probabilities = map(on_host, (proposals.boxes, proposals.class_logits.softmax(dim=1)))
-        boxes = boxes / np.float32(scale)
+        boxes = on_host(proposals.boxes) / np.float32(scale)
+        probabilities = on_host(proposals.class_logits.softmax(dim=1))[:, 1:]  # class 0 is the background
         one_thing = Suppression(settings.overlap, _PIXEL, at_bound=True)
-        confidences = class_confidences(boxes, probabilities[:, 1:], one_thing, settings.threshold)
+        confidences = class_confidences(boxes, probabilities, one_thing, settings.threshold)
         best = np.argsort(-confidences, kind="stable")[: settings.most]
+        # Chosen on the device: of 1,000 proposals 100 features are copied.
         features = on_host(proposals.features[on_device(best, proposals.features.device)])
         return BoxFeatures(boxes[best], features, size, confidences[best]), best
 
@@ -669,15 +696,17 @@ def _resized_by(pixels: Floats, scale: float) -> Floats:
     """Pixels (h, w, c) resized by one scale for both axes: linear, without antialiasing. As OpenCV's `resize`
     with INTER_LINEAR and a scale: a pixel of the result lies at its centre divided by the scale itself, not
     by the ratio of the rounded sizes. A side keeps at least one pixel."""
-    (top, bottom, lower), (left, right, further) = (_neighbours(n, scale) for n in pixels.shape[:2])
-    further = further[:, None]
-    lower = lower[:, None, None]
-    wide = pixels[:, left] * (1 - further) + pixels[:, right] * further
-    return np.asarray(wide[top] * (1 - lower) + wide[bottom] * lower, dtype=np.float32)
+    y0, y1, y_weight = _neighbours(pixels.shape[0], scale)
+    x0, x1, x_weight = _neighbours(pixels.shape[1], scale)
+    x_weight = x_weight[:, None]
+    y_weight = y_weight[:, None, None]
+    # Along x first, as OpenCV: float32 sums depend on the order.
+    wide = pixels[:, x0] * (1 - x_weight) + pixels[:, x1] * x_weight
+    return np.asarray(wide[y0] * (1 - y_weight) + wide[y1] * y_weight, dtype=np.float32)
 
 
 def _neighbours(n: int, scale: float) -> tuple[Integers, Integers, Floats]:
-    """Of each resized pixel along a side of n pixels: the two around it, and the weight of the second."""
+    """The two pixels around each resized pixel along a side of n, and the weight of the second."""
     places = (np.arange(max(1, round(n * scale))) + 0.5) / scale - 0.5
     places = np.clip(places.astype(np.float32), 0, n - 1)
     first = places.astype(np.int64)

@@ -14,14 +14,12 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from capeval_core.models.device import indices_on_device, kernels_agree, on_device
 from capeval_core.ragged import ranges, starts_of
 
-Whole = NDArray[np.int64]
 Kernel = Literal["flash", "efficient"]  # PyTorch's: for 16 bits, for float32
 
 _PADDING = 1.15  # most rows that attention may run over, relative to those there are
@@ -30,7 +28,7 @@ _BOTTOM_RIGHT = 2  # number of the memory-efficient kernel's causal mask by whic
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the sequences of a packed tensor begin. Three of them, of 2, 3 and 3 rows:
+    """Places of the sequences in a packed tensor. Three of them, of 2, 3 and 3 rows:
 
     rows     a0 a1 b0 b1 b2 c0 c1 c2
     offsets  0     2        5        8
@@ -80,10 +78,10 @@ class Sorted:
         by_length = np.argsort(sizes, kind="stable")
         sorted_sizes = sizes[by_length]
         order = ranges(starts_of(sizes)[by_length], sorted_sizes)
+        # The argsort of a permutation is its inverse.
         rows = indices_on_device(device, order, np.argsort(order), np.argsort(by_length))
-        return cls(
-            Packing.of(sorted_sizes.tolist(), device, groups_of(sorted_sizes.tolist(), padding)), *rows
-        )
+        sorted_lengths = sorted_sizes.tolist()
+        return cls(Packing.of(sorted_lengths, device, groups_of(sorted_lengths, padding)), *rows)
 
 
 class _Group:
@@ -115,9 +113,12 @@ class _Group:
         return flat if self.inside is None else flat[self.inside]
 
     def causal(self, of_query: _Group) -> Tensor:
-        """(sequences, 1, longest of `own`, longest) where rows of `own` may look: their last one at all."""
-        needed = slice(1 if self.inside is None and of_query.inside is None else None)  # of all sequences
-        ends, query_ends = (group.lengths[needed, None, None] for group in (self, of_query))
+        """(sequences, 1, longest query, longest) where query rows may look: the last of each at all keys."""
+        # Without padding all sequences have one length, and the first one's mask serves all.
+        needed = slice(1 if self.inside is None and of_query.inside is None else None)
+        ends = self.lengths[needed, None, None]
+        query_ends = of_query.lengths[needed, None, None]
+        # Bounded, since rows of padding behind the queries would look beyond the keys.
         last = np.minimum(np.arange(of_query.longest)[:, None] + ends - query_ends, ends - 1)
         return on_device((np.arange(self.longest) <= last)[:, None], self.device)
 
@@ -147,36 +148,48 @@ def attend(
     dropout: float = 0.0,
     causal: bool = False,
 ) -> Tensor:
-    """(rows of `own`, width) attention of sequences to sequences, pair by pair. query: (rows of `own`,
-    width). keys, values: (rows of `other`, width). causal: the last row of a sequence of `own` sees all rows
-    of its sequence of `other`, which is at least as long, and each one before it one row less."""
-    arguments = (query, keys, values), heads, of_query, of_keys, dropout, causal
+    """(rows of the query, width) attention of sequences to sequences, pair by pair. query: (rows of
+    `of_query`, width). keys, values: (rows of `of_keys`, width). causal: the last row of a sequence of the
+    query sees all rows of its sequence of keys, which is at least as long, and each one before it one row
+    less."""
+    rows = (query, keys, values)
     kernel = _kernel_of(query, heads)
-    return _attend_at_once(kernel, *arguments) if kernel else _attend_in_groups(*arguments)
+    if kernel is None:
+        return _attend_in_groups(rows, heads, of_query, of_keys, dropout, causal)
+    return _attend_at_once(kernel, rows, heads, of_query, of_keys, dropout, causal)
 
 
 def _kernel_of(rows: Tensor, heads: int) -> Kernel | None:
     """The kernel that attends within all sequences of such rows in one launch; None: there is none."""
-    if rows.device.type != "cuda" or torch.version.hip is not None:
+    if rows.device.type != "cuda" or torch.version.hip is not None:  # ROCm has kernels of its own
         return None
     width = rows.shape[1] // heads
-    newer = torch.cuda.get_device_capability(rows.device) >= (8, 0)
+    kernel: Kernel | None = None
+    # Both load 16 bytes at a time, so that a head's width must fill them.
     if rows.dtype is torch.float32:
-        kernel: Kernel | None = "efficient" if width % 4 == 0 else None
-    else:
-        kernel = "flash" if rows.dtype.itemsize == 2 and newer and width <= 256 and width % 8 == 0 else None
-    return kernel if kernel and _usable(kernel, rows.device, rows.dtype, width) else None
+        if width % 4 == 0:
+            kernel = "efficient"
+    elif rows.dtype.itemsize == 2:
+        has_flash = torch.cuda.get_device_capability(rows.device) >= (8, 0)  # from Ampere on
+        if has_flash and width <= 256 and width % 8 == 0:
+            kernel = "flash"
+    if kernel is None or not _usable(kernel, rows.device, rows.dtype, width):
+        return None
+    return kernel
 
 
 @cache
 def _usable(kernel: Kernel, device: torch.device, dtype: torch.dtype, width: int) -> bool:
-    """Whether a kernel does what the groups do: both belong to PyTorch, but no public function calls one."""
+    """Return whether a kernel does what the groups do."""
+    # Both kernels belong to PyTorch, but no public function calls them: a release may change them.
     packing = Packing.of([2, 5], device)
-    rows = torch.linspace(-2, 2, 7 * width, device=device, dtype=dtype).view(7, width)
-    arguments = (rows, rows.flip(0), rows.cos()), 1, packing, packing, 0.0, True
+    query = torch.linspace(-2, 2, 7 * width, device=device, dtype=dtype).view(7, width)
+    rows = (query, query.flip(0), query.cos())
 
     def trial() -> Iterator[tuple[str, Tensor, Tensor]]:
-        yield "the kernel", _attend_at_once(kernel, *arguments), _attend_in_groups(*arguments)
+        # Causal: the mask is where the kernels' conventions differ (top left or bottom right).
+        at_once = _attend_at_once(kernel, rows, 1, packing, packing, 0.0, True)
+        yield "the kernel", at_once, _attend_in_groups(rows, 1, packing, packing, 0.0, True)
 
     return kernels_agree("attention in one launch", device, dtype, trial())
 
@@ -190,14 +203,18 @@ def _attend_at_once(
     dropout: float,
     causal: bool,
 ) -> Tensor:
-    parts = [each.view(len(each), heads, -1) for each in rows]
-    sizes = of_query.offsets, of_keys.offsets, max(of_query.lengths), max(of_keys.lengths)
+    query, keys, values = (tensor.view(len(tensor), heads, -1) for tensor in rows)
+    sizes = (of_query.offsets, of_keys.offsets, max(of_query.lengths), max(of_keys.lengths))
     if kernel == "flash":
-        attended = torch.ops.aten._flash_attention_forward(*parts, *sizes, dropout, causal, False)[0]
+        attended = torch.ops.aten._flash_attention_forward(
+            query, keys, values, *sizes, dropout, causal, False
+        )[0]
     else:
-        one_batch = [part[None] for part in parts]
-        settings = dropout, _BOTTOM_RIGHT if causal else 0, torch.is_grad_enabled()
-        attended = torch.ops.aten._efficient_attention_forward(*one_batch, None, *sizes, *settings)[0]
+        # This one takes a batch of one packed tensor; only a gradient needs the sums that it can keep.
+        mask = _BOTTOM_RIGHT if causal else 0
+        attended = torch.ops.aten._efficient_attention_forward(
+            query[None], keys[None], values[None], None, *sizes, dropout, mask, torch.is_grad_enabled()
+        )[0]
     merged: Tensor = attended.reshape(len(rows[0]), -1)
     return merged
 

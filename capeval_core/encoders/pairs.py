@@ -26,8 +26,7 @@ from capeval_core.ragged import Floats
 from capeval_core.store import write_whole
 from capeval_core.weights.folder import TOKENIZER, WeightsError, WeightsFolder, read_words, sha256_of
 
-Pair = tuple[int, Ids, str]
-"""The position of a visual in its batch, a text's token ids, and the cache's key of both."""
+Pair = tuple[int, Ids, str]  # position of a visual in its batch, a text's token ids, the cache's key of both
 Run = Callable[[Any, Sequence[Pair]], Iterable[Floats] | Tensor | Arriving]
 
 EPS = 1e-12  # of BERT's layer norms
@@ -79,9 +78,12 @@ def bert_layers(sizes: LayerSizes, dropout: float) -> tuple[Any, nn.ModuleList]:
 
     dropouts = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
     common = {"type_vocab_size": 2, "layer_norm_eps": EPS, "hidden_act": "gelu"}
+    # Names of the sizes are transformers' own; those of a subclass that it does not know it keeps.
     config: Any = BertConfig(**{**vars(sizes), **common, **dropouts})
-    layers = (BertLayer(config) for _ in range(sizes.num_hidden_layers))  # type: ignore[no-untyped-call]
-    return config, nn.ModuleList(layers)
+    layers = nn.ModuleList()
+    for _ in range(sizes.num_hidden_layers):
+        layers.append(BertLayer(config))  # type: ignore[no-untyped-call]
+    return config, layers
 
 
 def bert_embeddings(config: Any) -> Any:
@@ -89,6 +91,7 @@ def bert_embeddings(config: Any) -> Any:
     from transformers.models.bert.modeling_bert import BertEmbeddings
 
     embeddings: Any = BertEmbeddings(config)  # type: ignore[no-untyped-call]
+    # Built on torch's meta device, they would stay without numbers.
     del embeddings.position_ids, embeddings.token_type_ids
     return embeddings
 
@@ -98,7 +101,7 @@ class PairEncoder(CheckedModel):
     of its tokenizer lie beside its weights."""
 
     text_sizes: ClassVar[attrgetter[BertSizes]]
-    """Of the settings, the sizes of the tower that reads token ids."""
+    """The sizes of the tower that reads token ids, by the settings."""
     words_file: ClassVar[str] = TOKENIZER
     keeps_end: ClassVar[bool] = True  # whether a text that is cut keeps its end mark
     splits: ClassVar[bool] = False  # whether texts are split as by `str.split` first
@@ -124,10 +127,11 @@ class PairEncoder(CheckedModel):
         words = config["vocabulary"]
         length = settings.context_length
         longest = sizes.max_position_embeddings
+        # Fewer words than embeddings are fine: tables are often padded to a round number.
         if len(words) > sizes.vocab_size:
             limit = f"the model knows {sizes.vocab_size}"
             raise WeightsError(f"the vocabulary has {len(words)} words, but {limit}")
-        if not 3 <= length <= longest:
+        if not 3 <= length <= longest:  # start, a word, end
             raise WeightsError(f"context_length is {length}, expected a whole number from 3 to {longest}")
         try:
             return WordPiece(
@@ -147,6 +151,7 @@ class PairEncoder(CheckedModel):
             return config
         file = folder.path / cls.words_file
         words = read_words(file)
+        # Another vocabulary of equal length would give wrong numbers without a word.
         if sha256_of(file) != config["vocabulary"].get("sha256"):
             raise WeightsError(f"{file.name} is not the one that these weights were saved with")
         return {**config, "vocabulary": words}
@@ -161,7 +166,7 @@ class PairEncoder(CheckedModel):
     def _tokens(self, captions: Iterable[Sequence[str]]) -> Iterator[Tokens]:
         """Token ids of the texts of each visual; those of some are made together, by several threads."""
         for part in chunks(captions, _TOGETHER):
-            tokens = self.tokenizer.encode([text for texts in part for text in texts])
+            tokens = self.tokenizer.encode(list(chain.from_iterable(part)))
             start = 0
             for texts in part:
                 of_visual = slice(start, start + len(texts))
@@ -178,18 +183,23 @@ class PairEncoder(CheckedModel):
         batch_size: int | None,
         image_features: Callable[[Any], Tensor] | None = None,
     ) -> Iterator[Encoded]:
-        """Every visual with the rows of its texts, by `pair_key`, in order; its `extra` are their tokens.
+        """Encode every visual with its texts: rows by `pair_key`, in order; its `extra` are their tokens.
         run: a row per pair, of the shared states of visuals; the pairs of a visual stand together.
         image_features: of shared states the features of visuals alone, whose key is `image_key`."""
 
         def keys(content: str, tokens: Tokens) -> tuple[str, ...]:
-            image_keys = [self.image_key(content)] if tokens.ids and image_features else []
-            return *image_keys, *dict.fromkeys(self.pair_key(kind, content, ids) for ids in tokens.ids)
+            distinct: dict[str, None] = {}  # equal texts of a visual run once, in order
+            if tokens.ids and image_features:  # first, as `Encoded.array` reads it
+                distinct[self.image_key(content)] = None
+            for ids in tokens.ids:
+                distinct[self.pair_key(kind, content, ids)] = None
+            return tuple(distinct)
 
-        def units(item: Item, loaded: Any, prepared: Any, missing: Sequence[str]) -> Units:
+        def units(item: Item, loaded: object, prepared: object, missing: Sequence[str]) -> Units:
             content = item[0].key
             texts = {self.pair_key(kind, content, ids): ids for ids in item[1].ids}
-            missing_texts = {key: texts[key] for key in missing if key in texts}
+            missing_texts = {key: texts[key] for key in missing if key in texts}  # less the image's own key
+            # A visual is one unit, with all of its texts: its states are in memory once.
             return Units([[(prepared, self.image_key(content), missing_texts)]], lambda values: values[0])
 
         encoding = Encoding(
@@ -209,22 +219,25 @@ class PairEncoder(CheckedModel):
         image_features: Callable[[Any], Tensor] | None,
         units: list[tuple[Any, str, dict[str, Ids]]],
     ) -> Arriving:
-        """Per visual the rows of its texts and its own features, by key."""
+        """The rows of the texts and the features of each visual, by key."""
         states = self.states([prepared for prepared, _, _ in units])
         places: list[tuple[int, str]] = []  # position and key of each row, in order
         running: list[Arriving] = []
         if image_features is not None:
-            places += [(position, image_key) for position, (_, image_key, _) in enumerate(units)]
+            for position, (_, image_key, _) in enumerate(units):
+                places.append((position, image_key))
             running.append(Arriving.of(image_features(states)))
-        pairs = [
-            (position, ids, key)
-            for position, (_, _, texts) in enumerate(units)
-            for key, ids in sorted(texts.items(), key=lambda text: len(text[1]))
-        ]
-        places += [(position, key) for position, _, key in pairs]
-        longest = max((len(ids) for _, ids, _ in pairs), default=0)
+        pairs: list[Pair] = []
+        longest = 0
+        for position, (_, _, texts) in enumerate(units):
+            # Texts of nearly equal length stand together, so that attention pads little.
+            for key, ids in sorted(texts.items(), key=lambda text: len(text[1])):
+                pairs.append((position, ids, key))
+                places.append((position, key))
+                longest = max(longest, len(ids))
         size, cost = self.rows_per_batch(batch_size, self.visual_rows + longest)
-        running += [rows for _, rows in size.run(pairs, partial(run, states), cost=cost, after=Arriving.of)]
+        for _, rows in size.run(pairs, partial(run, states), cost=cost, after=Arriving.of):
+            running.append(rows)
         visuals = len(units)  # which are not kept until the rows arrive
 
         def by_key() -> list[dict[str, Floats]]:
@@ -241,7 +254,7 @@ class PairEncoder(CheckedModel):
         return self.key("image", content.encode())
 
     def pair_key(self, kind: str, content: str, ids: Ids) -> str:
-        """The cache's key of what belongs to a visual, by its content key, and a text."""
+        """The cache's key of a visual, by its content key, with a text."""
         return self.key(kind, f"{content}\n".encode() + bytes_of(ids))
 
     def rows_per_batch(self, batch_size: int | None, rows: int) -> tuple[BatchSize, int]:

@@ -32,12 +32,12 @@ MaskTransform = Literal["square_crop", "released", "released_no_antialias"]
 
 @dataclass(frozen=True)
 class Preprocessing(Closed):
-    """How an image becomes a tensor: resize, RGB, scaling. The image is resized in its own mode and converted
-    to RGB only afterwards, so palettes are resized by nearest neighbour and alpha is premultiplied, then
-    dropped; EXIF orientation is ignored.
+    """The way from an image to a tensor: resize, RGB, scaling. The image is resized in its own mode and
+    converted to RGB only afterwards, so palettes are resized by nearest neighbour and alpha is premultiplied,
+    then dropped; EXIF orientation is ignored.
 
     resize: how it becomes a square. "shortest": its shorter side is resized, then its centre cut out;
-    "squash": both sides are resized.
+    "squash": both sides are resized; "longest": its longer side is resized, then margins are added in black.
     """
 
     image_size: Side
@@ -53,6 +53,7 @@ class Preprocessing(Closed):
     @property
     def square(self) -> tuple[int, Image.Resampling, Resize]:
         """The arguments of `square_pixels`, which can be sent to another process."""
+        # Plain values: a decoder's process does not import torch, which this module does.
         return self.image_size, self.method, self.resize
 
     @property
@@ -63,10 +64,10 @@ class Preprocessing(Closed):
 
 def normalised(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """Pixels in [0, 1], (..., 3, s, s), less the mean and divided by the deviation of each channel."""
-    shift, scale = (
-        on_device(torch.tensor(v, dtype=torch.float32, device="cpu"), pixels.device) for v in (mean, std)
-    )
-    return (pixels - shift.view(3, 1, 1)) / scale.view(3, 1, 1)
+    # Made on the CPU and copied without waiting: a constant made on a GPU would hold up its queue.
+    scaling = torch.tensor((mean, std), dtype=torch.float32, device="cpu").view(2, 3, 1, 1)
+    scaling = on_device(scaling, pixels.device)
+    return (pixels - scaling[0]) / scaling[1]
 
 
 def image_pixels(image: Image.Image, preprocessing: Preprocessing, transform: MaskTransform) -> Tensor:
@@ -74,23 +75,26 @@ def image_pixels(image: Image.Image, preprocessing: Preprocessing, transform: Ma
     image = image.convert("RGB")
     if transform != "square_crop":
         return torch.from_numpy(preprocessing.pixels(image)).float() / 255
-    top, left, side = central_square(image.height, image.width)
-    square = np.array(image.crop((left, top, left + side, top + side)))
+    y, x, side = central_square(image.height, image.width)
+    square = np.array(image.crop((x, y, x + side, y + side)))
     pixels = torch.from_numpy(square).permute(2, 0, 1)[None].float().div_(255)  # no second copy of it
     n = preprocessing.image_size
+    # By torch, not by Pillow: the original resizes tensors here, whose bicubic filter is not rounded
+    # to bytes between its passes and may leave [0, 1].
     return functional.interpolate(pixels, (n, n), mode="bicubic", antialias=True)[0]
 
 
-def window_of(height: int, width: int, transform: MaskTransform) -> tuple[int, int, int, int]:
-    """Top, left, height and width of what the image tower gets to see of a mask."""
+def window_of(height: int, width: int, transform: MaskTransform) -> tuple[slice, slice]:
+    """Rows and columns of a mask that the image tower gets to see."""
     if transform != "square_crop":
-        return 0, 0, height, width
-    top, left, side = central_square(height, width)
-    return top, left, side, side
+        return slice(height), slice(width)
+    y, x, side = central_square(height, width)
+    return slice(y, y + side), slice(x, x + side)
 
 
 def resize_masks(masks: Tensor, size: int, transform: MaskTransform) -> Tensor:
     """(k, 1, size, size) float32 shares of each cell that a mask (k, h, w) covers, on the masks' device."""
     shares = masks[:, None].float()
+    # Without antialiasing four pixels decide on a cell, however many the mask has there.
     antialias = transform != "released_no_antialias"
     return functional.interpolate(shares, (size, size), mode="bilinear", antialias=antialias)

@@ -78,9 +78,10 @@ class _Siglip(Clip):
     def __init__(self, embed_dim: int, visual: nn.Module, activation: str, text: Any) -> None:
         super().__init__(embed_dim, visual, activation, text)
         projection: Any = nn.Linear(text.width, embed_dim)
-        del self.text_projection
+        del self.text_projection  # a parameter's name cannot be given to a module
         self.text_projection = projection
         self.logit_bias = nn.Parameter(torch.empty(()))
+        # 1e-6 in the release, where CLIP has torch's 1e-5: features differ by more than rounding.
         for module in (*self.transformer.modules(), self.ln_final):
             if isinstance(module, nn.LayerNorm):
                 module.eps = text.norm_kwargs.eps
@@ -95,7 +96,7 @@ class SiglipEncoder(OpenClipEncoder, tags=["image-captioning", "siglip"]):
     depends_on = ("architecture", "activation", "preprocessing", "tokenizer")
     attention = "full"
     pooled = "last"
-    wide = rf"{OpenClipEncoder.wide}|logit_bias"
+    wide = rf"{OpenClipEncoder.wide}|logit_bias"  # not read by any score, but saved as it came
 
     @classmethod
     def tokenizer_of(cls, config: dict[str, Any]) -> TextTokenizer:
@@ -113,6 +114,7 @@ class SiglipEncoder(OpenClipEncoder, tags=["image-captioning", "siglip"]):
     @classmethod
     def read_config(cls, folder: WeightsFolder) -> dict[str, Any]:
         config = super().read_config(folder)
+        # The tokenizer becomes a part of the config, so that the fingerprint depends on it.
         file = folder.path / TOKENIZER
         if not file.is_file():
             raise WeightsError(f"{folder.path} has no {TOKENIZER}: download the repository again")

@@ -56,9 +56,13 @@ class _SceneNet(nn.Module):
         width = sizes.width
         size = sizes.region_size
         self.convolutions = nn.ModuleList(
-            nn.Conv2d(inside, outside, 3, padding=1)
-            for inside, outside in ((3, width), (width, 2 * width), (2 * width, 4 * width))
+            [
+                nn.Conv2d(3, width, 3, padding=1),
+                nn.Conv2d(width, 2 * width, 3, padding=1),
+                nn.Conv2d(2 * width, 4 * width, 3, padding=1),
+            ]
         )
+        # Three poolings, each of which halves a side.
         self.feature = nn.Linear(4 * width * (sizes.image_size // 8) ** 2, size)
         self.whole_object = nn.Linear(size, 1)
 
@@ -99,6 +103,7 @@ class SceneRegionEncoder(BoxEncoder, tags=["image-feature-extraction"]):
     def find(self, prepared: tuple[Floats, Bytes], size: tuple[int, int]) -> BoxFeatures:
         boxes, crops = prepared
         features, scores = self._run(crops)
+        # Stable: equal confidences, as of equal crops, must not change places between machines.
         order = np.argsort(-scores, kind="stable")
         order = order[: boxes_kept(scores[order])]
         return BoxFeatures(boxes[order], features[order], size, scores[order])
@@ -108,6 +113,7 @@ class SceneRegionEncoder(BoxEncoder, tags=["image-feature-extraction"]):
         """Features (n, region_size) and confidences (n,) of crops."""
         scaled = on_device(crops, self.device).float() / 127.5 - 1
         features, logits = self.model(scaled.to(DTYPES[self.dtype]))
+        # In 16 bits many confidences would be equal, or exactly 1.
         return on_host(features), on_host(torch.sigmoid(logits.float()))
 
     def canary(self) -> Floats:
@@ -124,14 +130,15 @@ def _scene_boxes(image: Image.Image) -> Floats:
     """(n, 4) from 10 to 36: patches of one colour, the largest first, the whole image, a grid's cells."""
     regions = ColourRegions().find(InputImage.of(image))
     width, height = image.size
+    # Room is left for the grid's cells and the whole image.
     largest = np.argsort(-regions.quality, kind="stable")[: _MOST_BOXES - _GRID * _GRID - 1]
-    patches = regions.boxes[largest].reshape(-1, 4) + np.array([-_PADDING, -_PADDING, _PADDING, _PADDING])
-    columns, rows = (np.linspace(0, side, _GRID + 1, dtype=np.float32) for side in (width, height))
-    cells = [
-        [columns[column], rows[row], columns[column + 1], rows[row + 1]]
-        for row in range(_GRID)
-        for column in range(_GRID)
-    ]
+    patches = regions.boxes[largest] + np.array([-_PADDING, -_PADDING, _PADDING, _PADDING])
+    columns = np.linspace(0, width, _GRID + 1, dtype=np.float32)
+    rows = np.linspace(0, height, _GRID + 1, dtype=np.float32)
+    cells = []
+    for row in range(_GRID):
+        for column in range(_GRID):
+            cells.append([columns[column], rows[row], columns[column + 1], rows[row + 1]])
     boxes = np.concatenate([patches, [[0, 0, width, height], *cells]]).astype(np.float32)
     return clipped(boxes, (height, width))
 
@@ -143,7 +150,8 @@ def _cut(image: Image.Image, boxes: Floats, side: int) -> NDArray[np.uint8]:
     margins = np.maximum((boxes[:, 2:] - boxes[:, :2]) * _MARGIN, 1)
     left_top = np.floor(np.maximum(boxes[:, :2] - margins, 0)).astype(int)
     right_bottom = np.ceil(np.minimum(boxes[:, 2:] + margins, [width, height])).astype(int)
-    for crop, start, end in zip(crops, left_top, np.maximum(right_bottom, left_top + 1), strict=True):
+    right_bottom = np.maximum(right_bottom, left_top + 1)  # Pillow refuses to resize an empty crop
+    for crop, start, end in zip(crops, left_top, right_bottom, strict=True):
         part = image.crop((*start.tolist(), *end.tolist()))
         crop[:] = np.asarray(resized(part, (side, side), Image.Resampling.BILINEAR))
     return np.ascontiguousarray(crops.transpose(0, 3, 1, 2))

@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import regex
@@ -27,8 +27,9 @@ START = "[CLS]"
 END = "[SEP]"
 _CLIP_START = "<|startoftext|>"
 _CLIP_END = "<|endoftext|>"
+# Merges that CLIP reads of open_clip's file, which has more; its vocabulary also has each byte twice (alone
+# and at the end of a word) and two markers: 48,894 + 512 + 2 = 49,408.
 _MERGES = 48_894
-"""Merges that CLIP reads of open_clip's file; its vocabulary also has each byte twice and two markers."""
 _WORD_START = "\u2581"  # SentencePiece's mark of a piece that begins a word
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _WORDS = regex.compile(
@@ -51,10 +52,22 @@ class Tokens:
         ids = []
         truncated = []
         for row in rows:
-            truncated.append(max(0, len(row) - context_length))
-            cut = [*row[: context_length - 1], row[-1]] if keep_end else row[:context_length]
-            ids.append(tuple(cut if truncated[-1] else row))
+            beyond = max(0, len(row) - context_length)
+            truncated.append(beyond)
+            if beyond and keep_end:
+                row = [*row[: context_length - 1], row[-1]]
+            elif beyond:
+                row = row[:context_length]
+            ids.append(tuple(row))
         return cls(ids, truncated)
+
+
+class _Tokenizer(Protocol):
+    """A tokenizer of any network, as far as `coverage` needs it."""
+
+    context_length: int
+
+    def encode(self, texts: Sequence[str]) -> Tokens: ...
 
 
 class ClipTokenizer:
@@ -68,7 +81,8 @@ class ClipTokenizer:
 
     def __init__(self, context_length: int = 77) -> None:
         self.context_length = context_length
-        self.start, self.end = (_ids_of_word(marker)[0] for marker in (_CLIP_START, _CLIP_END))
+        self.start = _ids_of_word(_CLIP_START)[0]
+        self.end = _ids_of_word(_CLIP_END)[0]
 
     def encode(self, texts: Sequence[str]) -> Tokens:
         """Ids of every text, in order; see `Tokens`."""
@@ -77,32 +91,43 @@ class ClipTokenizer:
 
     def _inner(self, text: str) -> Iterator[int]:
         """The ids between the two markers."""
-        # Printable ASCII without entities is what the repairs make of it.
+        # Printable ASCII without entities is what the repairs make of it; they take longer than the rest.
         plain = text.isascii() and text.isprintable() and "&" not in text
         words = _WORDS.findall((text if plain else _repaired(text)).lower())
-        return chain.from_iterable(map(_ids_of_word, words))
+        return chain.from_iterable(map(_ids_of_word, words))  # words repeat, and are kept by an lru_cache
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The text of each id, for readers; a part of a character is shown as a replacement character."""
         byte_of = {character: byte for byte, character in enumerate(_characters())}
         bpe = _bpe()
-        decoded = (bytes(map(byte_of.__getitem__, bpe.id_to_token(index))) for index in ids)
-        return [piece.decode("utf-8", errors="replace").removesuffix("</w>") for piece in decoded]
+        pieces = []
+        for index in ids:
+            encoded = bytes(byte_of[character] for character in bpe.id_to_token(index))
+            pieces.append(encoded.decode("utf-8", errors="replace").removesuffix("</w>"))
+        return pieces
 
 
 def _repaired(text: str) -> str:
     import ftfy  # which takes longer to import than a plain text needs
 
+    # Twice, as in the original code: web texts hold `&amp;amp;`.
     return " ".join(html.unescape(html.unescape(ftfy.fix_text(text))).split())
 
 
 @cache
 def _characters() -> list[str]:
-    """Of each byte the character that stands for it: itself where it can be printed, else one above 255."""
-    printed = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), 256)]
-    unprinted = (byte for byte in range(256) if byte not in printed)
-    codes = {byte: byte for byte in printed} | {byte: 256 + n for n, byte in enumerate(unprinted)}
-    return [chr(codes[byte]) for byte in range(256)]
+    """The character of each byte: itself where it can be printed, else one above 255."""
+    # GPT-2's table: its file of merges is text, in which control characters and blanks would be lost.
+    printed = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), 256)}
+    characters = []
+    above = 256
+    for byte in range(256):
+        if byte in printed:
+            characters.append(chr(byte))
+        else:
+            characters.append(chr(above))
+            above += 1
+    return characters
 
 
 @cache
@@ -111,16 +136,16 @@ def _bpe() -> Any:
 
     package: Any = find_spec("open_clip")  # found, not imported, which takes seconds
     vocabulary = Path(package.origin).with_name("bpe_simple_vocab_16e6.txt.gz")
-    lines = gzip.decompress(vocabulary.read_bytes()).decode().split("\n")[1 : _MERGES + 1]
-    merges = [(first, second) for first, second in map(str.split, lines)]
+    lines = gzip.decompress(vocabulary.read_bytes()).decode().split("\n")[1 : _MERGES + 1]  # 0: its version
+    # Ids are places in this list: CLIP's order of the bytes is that of their characters' codes.
     singles = sorted(_characters())
-    pieces = [
-        *singles,
-        *(f"{character}</w>" for character in singles),
-        *map("".join, merges),
-        _CLIP_START,
-        _CLIP_END,
-    ]
+    pieces = [*singles, *(f"{character}</w>" for character in singles)]
+    merges: list[tuple[str, str]] = []
+    for line in lines:
+        first, second = line.split()
+        merges.append((first, second))
+        pieces.append(first + second)
+    pieces += [_CLIP_START, _CLIP_END]
     return BPE({piece: index for index, piece in enumerate(pieces)}, merges, end_of_word_suffix="</w>")
 
 
@@ -129,7 +154,8 @@ def _ids_of_word(word: str) -> Ids:
     if word in (_CLIP_START, _CLIP_END):
         return (_bpe().token_to_id(word),)
     characters = _characters()
-    return tuple(token.id for token in _bpe().tokenize("".join(characters[byte] for byte in word.encode())))
+    printable = "".join([characters[byte] for byte in word.encode()])
+    return tuple([token.id for token in _bpe().tokenize(printable)])
 
 
 class WordPiece:
@@ -156,14 +182,16 @@ class WordPiece:
 
         ids = {word: index for index, word in enumerate(vocabulary)}
         missing = [mark for mark in (PAD, UNKNOWN, START, END) if mark not in ids]
-        if missing or len(ids) != len(vocabulary):
-            problem = f"lacks {', '.join(missing)}" if missing else "holds a word twice"
-            raise ValueError(f"the vocabulary is not one of BERT's: it {problem}")
+        if missing:
+            raise ValueError(f"the vocabulary is not one of BERT's: it lacks {', '.join(missing)}")
+        if len(ids) != len(vocabulary):
+            raise ValueError("the vocabulary is not one of BERT's: it holds a word twice")
         self.context_length = context_length
         self.keep_end = keep_end
         self.split = split
         self.start = ids[START]
         self.end = ids[END]
+        # As in transformers a word of more than 100 characters is unknown, not split.
         self._pieces = Tokenizer(Pieces(ids, unk_token=UNKNOWN, max_input_chars_per_word=100))
         self._pieces.normalizer = BertNormalizer(lowercase=lowercase)
         self._pieces.pre_tokenizer = BertPreTokenizer()
@@ -174,9 +202,11 @@ class WordPiece:
 
     def whole(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of every text, start and end mark included, in order; none is cut."""
-        split_texts = [" ".join(text.split()) for text in texts] if self.split else list(texts)
-        pieces = self._pieces.encode_batch(split_texts, add_special_tokens=False)
-        return [[self.start, *row.ids, self.end] for row in pieces]
+        if self.split:
+            texts = [" ".join(text.split()) for text in texts]
+        # Marks are put around the ids here: in a text `[SEP]` is no mark, but a word between brackets.
+        encodings = self._pieces.encode_batch(list(texts), add_special_tokens=False)
+        return [[self.start, *encoding.ids, self.end] for encoding in encodings]
 
     def to_json(self) -> str:
         """The tokenizer as the text of a tokenizer.json."""
@@ -207,6 +237,7 @@ class TokenizerFile:
         self.context_length = context_length
         self.end = self._id_of(end)
         self.padding = self._id_of(padding)
+        # Else the feature of a text would be read at a token that differs from text to text.
         if self._tokenizer.encode("").ids[-1:] != [self.end]:
             raise ValueError(f"the tokenizer does not end texts by {end!r}")
 
@@ -218,12 +249,14 @@ class TokenizerFile:
 
     def encode(self, texts: Sequence[str]) -> Tokens:
         """Ids of every text, the end token included, in order."""
-        rows = self._tokenizer.encode_batch([self._clean(text) for text in texts])
-        return Tokens.of([row.ids for row in rows], self.context_length)
+        encodings = self._tokenizer.encode_batch([self._clean(text) for text in texts])
+        return Tokens.of((encoding.ids for encoding in encodings), self.context_length)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The text of each id, for readers."""
-        tokens: list[Any] = [self._tokenizer.id_to_token(index) for index in ids]
+        tokens: list[Any] = [
+            self._tokenizer.id_to_token(index) for index in ids
+        ]  # of a network: each is known
         return [token.replace(_WORD_START, "") for token in tokens]
 
 
@@ -238,16 +271,20 @@ def canonical(text: str) -> str:
 
 
 def coverage(
-    tokenizer: Any, captions: Sequence[str], truncated: Sequence[int], prompt: str = ""
+    tokenizer: _Tokenizer, captions: Sequence[str], truncated: Sequence[int], prompt: str = ""
 ) -> list[float]:
     """The share of each caption's words that is read whole, behind a prompt; `truncated`: as in `Tokens`."""
-    marks, with_prompt = (len(ids) for ids in tokenizer.encode(["", prompt]).ids)
-    room = tokenizer.context_length - with_prompt
+    no_words, prompt_alone = tokenizer.encode(["", prompt]).ids
+    room = tokenizer.context_length - len(prompt_alone)
     shares = []
-    for caption, cut in zip(captions, truncated, strict=True):
-        words = caption.split() if cut else []
-        lengths = [len(ids) - marks for ids in tokenizer.encode(words).ids]
-        shares.append(float(np.mean(np.cumsum(lengths) <= room)) if words else 1.0)
+    for caption, beyond in zip(captions, truncated, strict=True):
+        words = caption.split()
+        if not beyond or not words:
+            shares.append(1.0)
+            continue
+        # Word by word: pieces of a word that is cut in its middle do not count.
+        lengths = [len(ids) - len(no_words) for ids in tokenizer.encode(words).ids]
+        shares.append(float(np.mean(np.cumsum(lengths) <= room)))
     return shares
 
 
@@ -277,14 +314,17 @@ class Distinct:
         self._cache = cache
         self._keys = {sequence: key(bytes_of(sequence)) for sequence in dict.fromkeys(ids)}
         self._arrays = cache.get(self._keys.values())
-        absent = (sequence for sequence, name in self._keys.items() if name not in self._arrays)
+        absent = [sequence for sequence, name in self._keys.items() if name not in self._arrays]
+        # By length, so that attention pads little; then by ids, so that batches do not depend on the input.
         self.missing = sorted(absent, key=lambda sequence: (len(sequence), sequence))
 
     def add(self, part: slice, arrays: Iterable[Floats]) -> None:
         """The arrays of some missing sequences."""
-        new = {self._keys[ids]: array for ids, array in zip(self.missing[part], arrays, strict=True)}
+        new: dict[str, Floats] = {}
+        for ids, array in zip(self.missing[part], arrays, strict=True):
+            new[self._keys[ids]] = array
         self._cache.put(new)
-        self._arrays.update(new)
+        self._arrays.update(new)  # the cache is bounded, and may have dropped them by the end
 
     def arrays(self) -> list[Floats]:
         """One per text, in order."""
@@ -293,4 +333,4 @@ class Distinct:
 
 def bytes_of(ids: Ids) -> bytes:
     """Token ids for a key."""
-    return np.array(ids, dtype="<u4").tobytes()
+    return np.array(ids, dtype="<u4").tobytes()  # little-endian everywhere: caches move between machines

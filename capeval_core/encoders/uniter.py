@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -38,7 +37,7 @@ from capeval_core.models.config import Switch, Width, read
 from capeval_core.models.device import DTYPES, exact, indices_on_device, rows_on_device
 from capeval_core.models.model import TEXTS
 from capeval_core.options import option
-from capeval_core.ragged import Floats
+from capeval_core.ragged import Floats, ranges
 from capeval_core.weights.conversion import BertConversion, Shapes, Tensors
 
 
@@ -54,7 +53,7 @@ class _UniterSettings(TextSettings):
 
 
 class RegionInput(NamedTuple):
-    """What UNITER takes of n boxes: features (n, region_size) float16 and positions (n, 7) float32."""
+    """UNITER's input for n boxes: features (n, region_size) float16 and positions (n, 7) float32."""
 
     features: NDArray[np.float16]
     positions: Floats
@@ -74,7 +73,7 @@ def region_input(boxes: BoxFeatures) -> RegionInput:
     and height relative to the image, and their area. UNITER's training data holds features and positions in
     float16, so both are rounded to it; the area is the product of the rounded width and height. ValueError
     where the size of the image is not known."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # an infinity is refused below, in words
         features = boxes.features.astype(np.float16)
     if not np.isfinite(features).all():
         raise ValueError("a feature exceeds the range of float16, in which this network was trained")
@@ -127,33 +126,40 @@ class Uniter(nn.Module):
 
     def states(self, regions: Sequence[Tensor], texts: Sequence[Ids]) -> list[Tensor]:
         """Hidden states of all layers, embeddings first: (tokens + boxes, hidden) of each pair in order."""
-        rows, stands = self._embedded(regions, texts)
-        states = [rows]
+        rows, packed = self._embedded(regions, texts)
+        states = [rows[packed.back]]
         for layer in self.layers:
-            states.append(self._layer(layer, states[-1], stands.packing))
-        return [rows[stands.back] for rows in states]
+            rows = self._layer(layer, rows, packed.packing)
+            states.append(rows[packed.back])
+        return states
 
     def pooled(self, regions: Sequence[Tensor], texts: Sequence[Ids]) -> Tensor:
         """(pairs, hidden): tanh(W h) of each pair's first token."""
-        rows, stands = self._embedded(regions, texts)
+        rows, packed = self._embedded(regions, texts)
         for layer in self.layers[:-1]:
-            rows = self._layer(layer, rows, stands.packing)
-        first = self._layer(self.layers[-1], rows, stands.packing, stands.packing.offsets[:-1])
-        return torch.tanh(self.pooler(first[stands.rank]))
+            rows = self._layer(layer, rows, packed.packing)
+        # Of the last layer only the first token is read: its other rows give keys and values alone.
+        first = self._layer(self.layers[-1], rows, packed.packing, packed.packing.offsets[:-1])
+        return torch.tanh(self.pooler(first[packed.rank]))
 
     def _embedded(self, regions: Sequence[Tensor], texts: Sequence[Ids]) -> tuple[Tensor, Sorted]:
-        """Tokens of texts, each before its image's boxes, the shortest pair first, and where they stand."""
+        """Tokens of texts, each before its image's boxes, the shortest pair first, and their packing."""
         lengths = [len(text) + len(boxes) for text, boxes in zip(texts, regions, strict=True)]
         by_length = sorted(range(len(texts)), key=lengths.__getitem__)  # in which dropout is drawn
-        texts = [texts[i] for i in by_length]
+        token_ids: list[int] = []
+        text_lengths = []
+        for i in by_length:
+            token_ids.extend(texts[i])
+            text_lengths.append(len(texts[i]))
+        sizes = np.array(text_lengths)
         ids, positions = indices_on_device(
-            self.pooler.weight.device,
-            list(chain.from_iterable(texts)),
-            np.concatenate([np.arange(len(text)) for text in texts]),
+            self.pooler.weight.device, token_ids, ranges(np.zeros_like(sizes), sizes)
         )
-        embedded = torch.split(self.embed_texts(ids, positions), [len(text) for text in texts])
-        parts = zip(embedded, (regions[i] for i in by_length), strict=True)
-        return torch.cat(list(chain.from_iterable(parts))), Sorted.of(lengths, ids.device)
+        rows: list[Tensor] = []
+        tokens = torch.split(self.embed_texts(ids, positions), text_lengths)
+        for i, text in zip(by_length, tokens, strict=True):
+            rows += [text, regions[i]]
+        return torch.cat(rows), Sorted.of(lengths, ids.device)
 
     def _layer(self, layer: Any, rows: Tensor, packing: Packing, starts: Tensor | None = None) -> Tensor:
         """The rows after a layer; with `starts`, only each sequence's first row, (pairs, hidden)."""
@@ -173,6 +179,7 @@ class Uniter(nn.Module):
     def init_ranking_head(self) -> None:
         """Set the ranking head to the matching head's row for a match, from which UMIC's training starts."""
         with torch.no_grad():
+            # [1:], not [1], which would lose the axis of outputs.
             self.ranking_head.weight.copy_(self.matching_head.weight[1:])
             self.ranking_head.bias.copy_(self.matching_head.bias[1:])
 
@@ -193,6 +200,7 @@ class UniterConversion(BertConversion):
                 head = tensors[f"matching_head.{part}"]
                 if not head.ndim:
                     raise ValueError(f"itm_output.{part} is a single number, expected a row for a match")
+                # A copy: safetensors refuses to save two names of one memory.
                 tensors[f"ranking_head.{part}"] = head[1:].clone()
             start = "so this is not UMIC but what its training starts from"
             notes.append(f"no ranking head, {start}: the matching head's row for a match stands in")
@@ -233,8 +241,8 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
         for item in self.encode_pairs(boxes, captions, self._run_pairs, "rank", cache, batch_size):
             logits = np.full(len(item.extra.ids), np.nan, dtype=np.float32)
             if item.arrays:
-                keys = [self.pair_key("rank", item.content, ids) for ids in item.extra.ids]
-                logits[:] = [item.arrays[key][0] for key in keys]
+                for row, ids in enumerate(item.extra.ids):
+                    logits[row] = item.arrays[self.pair_key("rank", item.content, ids)][0]
             yield Rankings(logits, item.content, item.error)
 
     def prepare_visual(self, loaded: BoxFeatures) -> RegionInput:
@@ -244,18 +252,19 @@ class UniterEncoder(RegionTextEncoder, tags=["image-captioning", "uniter"]):
     @exact
     def states(self, prepared: Sequence[RegionInput]) -> list[Tensor]:
         """(boxes, hidden) embedded boxes of each image, on the encoder's device."""
-        parts = zip(*prepared, strict=True)
-        features, positions = (rows_on_device(self.device, part, DTYPES[self.dtype]) for part in parts)
-        embedded = self.model.embed_regions(features, positions)
-        return list(torch.split(embedded, [len(each.positions) for each in prepared]))
+        dtype = DTYPES[self.dtype]
+        features = rows_on_device(self.device, [boxes.features for boxes in prepared], dtype)
+        positions = rows_on_device(self.device, [boxes.positions for boxes in prepared], dtype)
+        embedded = self.model.embed_regions(features, positions)  # (boxes of all images, hidden)
+        return list(torch.split(embedded, [len(boxes.positions) for boxes in prepared]))
 
     @exact
     def _run_pairs(self, states: list[Tensor], pairs: Sequence[Pair]) -> Tensor:
         """(n, 1) ranking logits of pairs."""
         regions = [states[position] for position, _, _ in pairs]
-        return self.model.ranking_logits(regions, [ids for _, ids, _ in pairs])[:, None]
+        return self.model.ranking_logits(regions, [ids for _, ids, _ in pairs])[:, None]  # an array per pair
 
     def canary(self) -> Floats:
         """(2, 3): probabilities by the ranking head of two made-up images with three captions."""
         ranked = self.rank(self.canary_boxes(), [TEXTS, TEXTS], cache=FeatureCache(0))
-        return np.stack([1 / (1 + np.exp(-each.logits)) for each in ranked])
+        return np.stack([1 / (1 + np.exp(-ranking.logits)) for ranking in ranked])

@@ -57,8 +57,9 @@ Rows = Mapping[str, Tensor]  # packed rows of either stream, `text` and `visual`
 States = Sequence[Tensor]  # (rows, hidden) of each text, or of each image
 Couples = Sequence[tuple[int, int]]  # positions of a text and an image
 
+# Most tokens that attention may run over, relative to those there are: texts are short beside boxes, and
+# fewer groups matter more than their padding.
 _TEXT_PADDING = 2.0
-"""Most tokens that attention may run over, relative to those there are: texts are short beside boxes."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +79,15 @@ class _VilbertSizes:
     tasks: Few
 
     def __post_init__(self) -> None:
-        texts = self.text_layers_before
-        visuals = self.visual_layers_before
-        for name, before, sizes in (("text", texts, self.text), ("visual", visuals, self.visual)):
-            most = sizes.num_hidden_layers
-            if before != sorted(before) or before[-1] > most or len(before) != len(texts):
-                expected = f"expected {len(texts)} rising whole numbers up to {most}"
-                raise ValueError(f"{name}_layers_before is {before}, {expected}")
+        self._check_rising("text", self.text_layers_before, self.text)
+        self._check_rising("visual", self.visual_layers_before, self.visual)
+
+    def _check_rising(self, name: str, before: list[int], sizes: LayerSizes) -> None:
+        blocks = len(self.text_layers_before)
+        most = sizes.num_hidden_layers
+        if before != sorted(before) or before[-1] > most or len(before) != blocks:
+            expected = f"expected {blocks} rising whole numbers up to {most}"
+            raise ValueError(f"{name}_layers_before is {before}, {expected}")
 
 
 @dataclass(frozen=True)
@@ -95,12 +98,14 @@ class _VilbertSettings(TextSettings):
 
     def __post_init__(self) -> None:
         tasks = self.architecture.tasks
-        if (self.task is None) != (not tasks) or (self.task or 0) >= max(tasks, 1):
+        # With task embeddings texts have a task token always, without them never.
+        fits = self.task is None if not tasks else self.task is not None and self.task < tasks
+        if not fits:
             raise ValueError(f"task is {self.task}, but there are {tasks} task embeddings")
 
 
 class LocatedBoxes(NamedTuple):
-    """What ViLBERT takes of n boxes, the whole image first: (n + 1, region_size) and (n + 1, 5)."""
+    """ViLBERT's input for n boxes, the whole image first: (n + 1, region_size) and (n + 1, 5)."""
 
     features: Floats
     locations: Floats
@@ -122,9 +127,9 @@ def located(boxes: BoxFeatures) -> LocatedBoxes:
     """Boxes as ViLBERT was trained with them; ValueError where the size of the image is not known. A location
     is x0, y0, x1, y1 relative to the image, and the share of the image that the box covers. The first row is
     the whole image, and its feature the mean of those of all boxes."""
-    relative = boxes.relative()
+    relative = boxes.relative()  # (n, 6): x0, y0, x1, y1, width, height
     locations = np.ones((len(boxes) + 1, 5), dtype=np.float32)
-    locations[0, :2] = 0
+    locations[0, :2] = 0  # the whole image is 0, 0, 1, 1 and covers 1 of itself
     locations[1:, :4] = relative[:, :4]
     locations[1:, 4] = relative[:, 4] * relative[:, 5]
     features = np.concatenate([boxes.features.mean(axis=0, keepdims=True), boxes.features])
@@ -143,6 +148,7 @@ class CoAttention(nn.Module):
         self.heads = sizes.num_attention_heads
         self.dropout = dropout
         for name, config in (("text", text), ("visual", visual)):
+            # BertOutput projects from `intermediate_size`, which here is the width of the block.
             merging = BertConfig.from_dict({**config.to_dict(), "intermediate_size": width})
             stream = nn.Module()
             for part in ("query", "key", "value"):
@@ -152,7 +158,9 @@ class CoAttention(nn.Module):
             stream.output = BertOutput(config)  # type: ignore[no-untyped-call]
             setattr(self, name, stream)
 
-    def attended(self, name: str, rows: Rows, rows_of_pairs: Mapping[str, Any], packing: Any) -> Tensor:
+    def attended(
+        self, name: str, rows: Rows, rows_of_pairs: Mapping[str, Any], packing: Mapping[str, Packing]
+    ) -> Tensor:
         """Attention of the rows of a stream, of each pair, to those of the other stream."""
         source_name = "visual" if name == "text" else "text"
         stream = getattr(self, name)
@@ -165,12 +173,17 @@ class CoAttention(nn.Module):
         return attend(query, keys, values, self.heads, packing[name], packing[source_name], dropout=dropout)
 
     def forward(
-        self, rows: Rows, rows_of_pairs: Mapping[str, Any], packing: Any, streams: Sequence[str]
+        self,
+        rows: Rows,
+        rows_of_pairs: Mapping[str, Any],
+        packing: Mapping[str, Packing],
+        streams: Sequence[str],
     ) -> Rows:
         """The rows of some streams, of each pair, after the block."""
+        # Both streams attend before either changes: each sees the other as it came into the block.
         attended = {name: self.attended(name, rows, rows_of_pairs, packing) for name in streams}
         after = dict(rows)
-        for name in reversed(streams):  # in which dropout is drawn
+        for name in reversed(streams):  # in this order dropout is drawn
             stream: Any = getattr(self, name)
             merged = merge(stream.merge, attended[name], rows[name][rows_of_pairs[name]])
             after[name] = merge(stream.output, stream.intermediate(merged), merged)
@@ -208,13 +221,15 @@ class Vilbert(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return self.text_pooler.weight.device
 
     def embed_regions(self, features: Tensor, locations: Tensor) -> Tensor:
         """Boxes as tokens: LN(feature W + location W)."""
         table: Any = self.region_embeddings
-        return self.dropout(table.norm(table.feature(features) + table.location(locations)))  # type: ignore[no-any-return]
+        embedded: Tensor = table.norm(table.feature(features) + table.location(locations))
+        dropped: Tensor = self.dropout(embedded)
+        return dropped
 
     def lower_texts(self, texts: Sequence[Ids], task: int | None) -> list[Tensor]:
         """(rows, hidden) of each text before the first co-attention block. The token of task number `task`,
@@ -241,13 +256,15 @@ class Vilbert(nn.Module):
 
     def _alone(self, stream: str, rows: Tensor, lengths: Sequence[int], *padding: float) -> list[Tensor]:
         """Packed sequences after the layers of a stream that run before all co-attention blocks."""
-        if self.before[stream][0]:
-            stands = Sorted.of(lengths, rows.device, *padding)
-            rows = self._run(stream, rows[stands.order], stands.packing, -1)[stands.back]
+        if self.before[stream][0]:  # else no layer runs before, as of the boxes in the released model
+            packed = Sorted.of(lengths, rows.device, *padding)
+            rows = self._run(stream, rows[packed.order], packed.packing, -1)[packed.back]
         return list(torch.split(rows, list(lengths)))
 
     def _run(self, stream: str, rows: Tensor, packing: Packing, number: int) -> Tensor:
         """Rows of a stream after its own layers behind co-attention block `number`."""
+        # Layers before block 0, between two blocks, and behind the last one: before = [6, 7] of 9 layers is
+        # 0 to 6, 6 to 7, and 7 to the end.
         start, stop = [0, *self.before[stream], None][number + 1 : number + 3]
         dropout = self.dropout.p if self.training else 0.0
         for layer in getattr(self, f"{stream}_layers")[start:stop]:
@@ -291,13 +308,20 @@ class Vilbert(nn.Module):
 
     def pooled(self, text: States, visual: States) -> tuple[Tensor, Tensor]:
         """(pairs, width) of each stream: ReLU(W h) of the first row of each pair, from `states`."""
-        first = [torch.stack([rows[0] for rows in stream]) for stream in (text, visual)]
-        return torch.relu(self.text_pooler(first[0])), torch.relu(self.visual_pooler(first[1]))
+        first_tokens = torch.stack([rows[0] for rows in text])
+        whole_images = torch.stack([rows[0] for rows in visual])
+        return torch.relu(self.text_pooler(first_tokens)), torch.relu(self.visual_pooler(whole_images))
 
 
 class _Pairs:
     """Pairs of a text and an image, those of nearly equal lengths together: `rows` of the `distinct` packed
-    texts and images, by `packing`."""
+    texts and images, by `packing`.
+
+    Texts s (2 rows) and t (1), images m and n (2 each), pairs (s, m), (s, n), (t, n):
+
+        distinct   text s0 s1 t0               visual m0 m1 n0 n1
+        pairs      text t0 | s0 s1 | s0 s1     visual n0 n1 | m0 m1 | n0 n1
+    """
 
     def __init__(self, texts: States, regions: States, pairs: Couples) -> None:
         self.distinct: Rows = {"text": torch.cat(list(texts)), "visual": torch.cat(list(regions))}
@@ -309,11 +333,13 @@ class _Pairs:
         by_boxes = np.argsort(boxes, kind="stable")
         order: list[int] = []
         parts: list[slice] = []
-        for alike in groups_of(boxes[by_boxes].tolist()):
-            by_text = by_boxes[alike][np.argsort(words[by_boxes[alike]], kind="stable")]
-            for inner in groups_of(words[by_text].tolist(), _TEXT_PADDING):
-                parts.append(slice(len(order), len(order) + inner.stop - inner.start))
-                order += by_text[inner].tolist()
+        # By boxes first: an image has more rows than a text, so their padding costs more.
+        for boxes_alike in groups_of(boxes[by_boxes].tolist()):
+            pairs_alike = by_boxes[boxes_alike]
+            by_text = pairs_alike[np.argsort(words[pairs_alike], kind="stable")]
+            for words_alike in groups_of(words[by_text].tolist(), _TEXT_PADDING):
+                parts.append(slice(len(order), len(order) + words_alike.stop - words_alike.start))
+                order += by_text[words_alike].tolist()
         device = self.distinct["text"].device
         self.packing = {
             "text": Packing.of(words[order].tolist(), device, parts),
@@ -360,11 +386,14 @@ class VilbertConversion(BertConversion):
 
     def select(self, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         selected = super().select(content, notes)
-        decoder = next((name for name in content if name.endswith(_DECODER)), None)
-        if decoder and _WORDS in selected and not torch.equal(content[decoder], selected[_WORDS]):
-            # One tensor under two names in the original, where the decoder is loaded last.
-            selected[_WORDS] = content[decoder]
-            notes.append(f"{_DECODER} differs from {_WORDS}, and stands in for it as in the original")
+        if _WORDS not in selected:
+            return selected
+        for name, tensor in content.items():
+            if name.endswith(_DECODER) and not torch.equal(tensor, selected[_WORDS]):
+                # One tensor under two names in the original, where the decoder is loaded last.
+                selected[_WORDS] = tensor
+                notes.append(f"{_DECODER} differs from {_WORDS}, and stands in for it as in the original")
+                break
         return selected
 
     def config(self, shapes: Shapes, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
@@ -375,7 +404,7 @@ class VilbertConversion(BertConversion):
         blocks = count_blocks(shapes, r"co_layers\.(\d+)\.")
         for name, stream in (("text_layers_before", text), ("visual_layers_before", visual)):
             sizes[name] = self._before(name, stream["num_hidden_layers"], blocks)
-        sizes["tasks"] = shapes.get("task_embeddings.weight", (0,))[0]
+        sizes["tasks"] = shapes.get("task_embeddings.weight", (0,))[0]  # (tasks, width); ViLBERT has none
         return {
             **config,
             "task": self._task(sizes["tasks"], notes),
@@ -386,10 +415,11 @@ class VilbertConversion(BertConversion):
     def _before(self, name: str, layers: int, blocks: int) -> list[int]:
         stated: str | None = getattr(self, name)
         if stated is None:
-            return [layers - blocks + block for block in range(blocks)]
+            return list(range(layers - blocks, layers))
         numbers = [int(number) for number in re.findall(r"\d+", stated)]
-        well = re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", stated) and len(numbers) == blocks
-        if not well or [*numbers, layers] != sorted([*numbers, layers]):
+        is_list = re.fullmatch(r"\s*\d+(\s*,\s*\d+)*\s*", stated)
+        rises = [*numbers, layers] == sorted([*numbers, layers])
+        if not is_list or len(numbers) != blocks or not rises:
             problem = f"there are {blocks} co-attention blocks and {layers} such layers"
             fix = "give each block a number of layers, rising, with commas between"
             raise wrong_option(name, stated, problem, fix)
@@ -450,21 +480,26 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
     ) -> Iterator[TokenFeatures]:
         """Token features of texts with every image after a co-attention block; see `encode_pairs`."""
         block = block_of(self.config, layer)
-        on_device: dict[str, Tensor] = {}  # features by key, until they are given out
+        # Features by key, until they are given out: greedy matching reads them there, without a way back.
+        on_device: dict[str, Tensor] = {}
 
         def run(states: list[Tensor], pairs: Sequence[Pair]) -> Arriving:
             encoded = self._pair_states(states, pairs, block, cache, batch_size)
             if self.device.type == "cuda":
-                on_device.update((key, rows) for (_, _, key), rows in zip(pairs, encoded, strict=True))
+                for (_, _, key), rows in zip(pairs, encoded, strict=True):
+                    on_device[key] = rows
             return arrays_of(encoded)
 
         def features(item: Encoded) -> TokenFeatures:
             if item.arrays is None:
                 return TokenFeatures(None, item.content, item.error)
             keys = [self.pair_key(kind, item.content, ids) for ids in item.extra.ids]
-            visible = {key: on_device.pop(key, None) for key in dict.fromkeys(keys)}
+            tensors: dict[str, Tensor | None] = {}
+            for key in keys:
+                if key not in tensors:  # equal texts of an image share a key, which can be taken out once
+                    tensors[key] = on_device.pop(key, None)
             features = [item.arrays[key] for key in keys]
-            return TokenFeatures(features, item.content, None, [visible[key] for key in keys])
+            return TokenFeatures(features, item.content, None, [tensors[key] for key in keys])
 
         kind = f"tokens{block}"
         return map(features, self.encode_pairs(boxes, captions, run, kind, cache, batch_size))
@@ -476,9 +511,10 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
     @exact
     def states(self, prepared: Sequence[LocatedBoxes]) -> list[Tensor]:
         """(boxes + 1, hidden) of each image before it meets a text, on the encoder's device."""
-        parts = zip(*prepared, strict=True)
-        features, locations = (rows_on_device(self.device, part, DTYPES[self.dtype]) for part in parts)
-        return self.model.lower_regions(features, locations, [len(each.locations) for each in prepared])
+        dtype = DTYPES[self.dtype]
+        features = rows_on_device(self.device, [boxes.features for boxes in prepared], dtype)
+        locations = rows_on_device(self.device, [boxes.locations for boxes in prepared], dtype)
+        return self.model.lower_regions(features, locations, [len(boxes.locations) for boxes in prepared])
 
     @exact
     def text_states(self, texts: Sequence[Ids], cache: FeatureCache, batch_size: int | None) -> list[Tensor]:
@@ -496,25 +532,35 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
 
     @exact
     def _pair_states(
-        self, states: list[Tensor], pairs: Sequence[Pair], block: int, *arguments: Any
+        self,
+        states: list[Tensor],
+        pairs: Sequence[Pair],
+        block: int,
+        cache: FeatureCache,
+        batch_size: int | None,
     ) -> list[Tensor]:
         """(rows, hidden) of the text of each pair after a co-attention block."""
-        images = {position: number for number, position in enumerate(dict.fromkeys(p for p, _, _ in pairs))}
-        texts = {ids: number for number, ids in enumerate(dict.fromkeys(ids for _, ids, _ in pairs))}
-        both = [(texts[ids], images[position]) for position, ids, _ in pairs]
+        images: dict[int, int] = {}  # numbers of the distinct images by position, in order
+        texts: dict[Ids, int] = {}
+        couples = []
+        for position, ids, _ in pairs:
+            image = images.setdefault(position, len(images))
+            text = texts.setdefault(ids, len(texts))
+            couples.append((text, image))
         regions = [states[position] for position in images]
-        return self.model.text_states(self.text_states(list(texts), *arguments), regions, both, block)
+        text_states = self.text_states(list(texts), cache, batch_size)
+        return self.model.text_states(text_states, regions, couples, block)
 
     def canary(self) -> Floats:
         """(3, 2): of three captions, cosines of their words' mean features with two made-up images."""
         encoded = self.token_features(self.canary_boxes(), [TEXTS, TEXTS], cache=FeatureCache(0))
         words = [self.words(ids) for ids in self.tokenizer.encode(TEXTS).ids]
-        means = []
+        means: list[list[Floats]] = []
         for image in encoded:
-            features = zip(image.features or [], words, strict=True)
-            means.append(np.stack([rows[of_words].mean(axis=0) for rows, of_words in features]))
+            texts = zip(image.features or [], words, strict=True)
+            means.append([rows[word_rows].mean(axis=0) for rows, word_rows in texts])
         first, second = means
-        return cosines(first, second)
+        return cosines(np.stack(first), np.stack(second))
 
 
 def block_of(config: dict[str, Any], layer: int) -> int:

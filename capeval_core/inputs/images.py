@@ -40,7 +40,7 @@ _MAX_ASPECT_RATIO = (
 _BOMB = "scale it down, or raise Pillow's limit, PIL.Image.MAX_IMAGE_PIXELS, if you trust the image"
 LONGEST_FILE = 2**30  # bytes; what is longer is a video or a disk image, and would be read into memory
 BYTES = (bytes, bytearray, memoryview)
-Resize = Literal["shortest", "squash"]
+Resize = Literal["shortest", "squash", "longest"]
 """How an image becomes a square; see `square_pixels`."""
 _digest = partial(hashlib.blake2b, digest_size=16)
 _ROUNDING = 1e-5  # how far beyond [0, 1] float arithmetic may carry a pixel
@@ -689,12 +689,25 @@ def central_square(height: int, width: int) -> tuple[int, int, int]:
     return height // 2 - side // 2, width // 2 - side // 2, side
 
 
+def _square_with_margins(image: Image.Image, size: int, method: Image.Resampling) -> NDArray[np.uint8]:
+    """(3, size, size) uint8 in RGB: the whole image in the middle of a square, as open_clip's "longest"."""
+    ratio = max(image.size) / size
+    sides = (max(1, round(image.width / ratio)), max(1, round(image.height / ratio)))
+    left = (size - sides[0]) // 2  # an odd pixel goes behind the image
+    top = (size - sides[1]) // 2
+    # Pillow's crop fills what is beyond the image with zeros of its mode: black, or the first of a palette.
+    padded = resized(image, sides, method, (-left, -top, size - left, size - top)).convert("RGB")
+    return np.ascontiguousarray(np.asarray(padded).transpose(2, 0, 1))
+
+
 def square_pixels(
     image: Image.Image, size: int, method: Image.Resampling, resize: Resize = "shortest"
 ) -> NDArray[np.uint8]:
     """(3, size, size) uint8 in RGB. resize: "shortest", the shorter side, of which the central square is cut
-    out; "squash", both sides, whatever the image's shape."""
+    out; "squash", both sides, whatever the image's shape; "longest", the longer side, with black margins."""
     width, height = image.size
+    if resize == "longest":
+        return _square_with_margins(image, size, method)
     if resize == "squash":
         sides = (size, size)
     elif width <= height:

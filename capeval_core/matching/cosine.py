@@ -25,6 +25,7 @@ def harmonic_mean(*terms: Array) -> Array:
     """
     product: Array = reduce(mul, terms)
     total: Any = sum(reduce(mul, terms[:i] + terms[i + 1 :]) for i in range(len(terms)))
+    # Not n / sum(1 / term): terms of 0 would divide by 0, and float32 rounds reciprocals once more.
     with np.errstate(divide="ignore", invalid="ignore"):
         mean: Array = len(terms) * product / (total + ((product == 0) & (total == 0)))
     return mean
@@ -61,6 +62,7 @@ def best_query_cosine(queries: Floats, texts: Floats) -> Floats:
     >>> best_query_cosine(np.float32([[3, 0], [0, 1]]), np.float32([[1, 2]]))
     array([0.89442719], dtype=float32)
     """
+    # As in `paired_cosine`, a text's value does not depend on the other texts.
     repeated = np.repeat(unit(queries)[None], len(texts), axis=0)
     cosines = np.einsum("nqd,nd->nq", repeated, unit(texts))
     return np.asarray(np.clip(cosines.max(axis=1), -1, 1), dtype=np.float32)

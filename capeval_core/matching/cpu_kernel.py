@@ -41,7 +41,7 @@ def _products_threads() -> ThreadpoolController:
 
 
 def best_matches(x: Sets, y: Sets, of_x: Integers, of_y: Integers, indices: bool) -> tuple[Best, Best]:
-    """The best of each row, both ways; see `sets.reference`."""
+    """The best of each row, both ways; see `ragged_sets.reference`."""
     plan = _Plan(x, y, of_x, of_y)
     turned = _Plan(y, x, of_y, of_x)
     # Fewer runs are fewer and larger products.

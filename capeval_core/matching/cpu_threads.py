@@ -20,7 +20,7 @@ from capeval_core.ragged import Integers, ranges, starts_of
 
 
 def best_matches(x: Sets, y: Sets, of_x: Integers, of_y: Integers, indices: bool) -> tuple[Best, Best]:
-    """The best of each row, both ways; see `sets.reference`."""
+    """The best of each row, both ways; see `ragged_sets.reference`."""
     both_have_rows = np.flatnonzero((x.lengths[of_x] > 0) & (y.lengths[of_y] > 0))
     order, ends = _buckets(x.lengths[of_x[both_have_rows]], y.lengths[of_y[both_have_rows]])
     pairs = both_have_rows[order]
@@ -59,7 +59,7 @@ def _buckets(widths: Integers, heights: Integers) -> tuple[Integers, Integers]:
 
 
 def _cuts(widths: Integers, heights: Integers, stratum: Integers) -> Iterator[int]:
-    """Where buckets end: those of a stratum have at most so many rows and pairs, but one pair at least."""
+    """The ends of buckets: those of a stratum have at most so many rows and pairs, but one pair at least."""
     threads = torch.get_num_threads()
     bounds = np.flatnonzero(np.diff(stratum, append=-1)) + 1
     start = 0

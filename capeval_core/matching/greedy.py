@@ -26,7 +26,7 @@ from capeval_core.models.device import exact_float32, kernels_agree, on_device, 
 from capeval_core.ragged import Integers, starts_of
 
 Numbers = Sequence[float] | NDArray[Any] | Tensor
-Whole = Sequence[int] | NDArray[Any] | Tensor
+WholeNumbers = Sequence[int] | NDArray[Any] | Tensor
 Flags = bool | Sequence[bool] | NDArray[np.bool_] | Tensor
 PathName = Literal["reference", "slices", "buckets", "triton"]
 
@@ -69,15 +69,15 @@ class GreedyMatch:
 def greedy_match(
     x: Tensor,
     y: Tensor,
-    x_lengths: Whole,
-    y_lengths: Whole,
+    x_lengths: WholeNumbers,
+    y_lengths: WholeNumbers,
     x_weights: Numbers | None = None,
     y_weights: Numbers | None = None,
     return_indices: bool = False,
     return_maxima: bool = False,
     *,
-    x_of_pair: Whole | None = None,
-    y_of_pair: Whole | None = None,
+    x_of_pair: WholeNumbers | None = None,
+    y_of_pair: WholeNumbers | None = None,
     x_padded: Flags = False,
     y_padded: Flags = False,
     weighted_similarity: bool = False,
@@ -137,11 +137,12 @@ def greedy_match(
             infinity are named with their set.
     """
     problems = Problems()
+    # Each side gets the padding of the other one: it is what its maxima are bounded by.
     x_side = _Side("x", problems, x, x_lengths, x_of_pair, x_weights, y_padded, weighted_similarity)
     y_side = _Side("y", problems, y, y_lengths, y_of_pair, y_weights, x_padded, weighted_similarity)
     # A wrong type makes other problems, which would be noise.
     Problems(problem for problem in problems if issubclass(problem.kind, TypeError)).raise_if_any()
-    sides = x_side, y_side
+    sides = (x_side, y_side)
     if all(side.usable for side in sides):
         if x.shape[1] != y.shape[1]:
             problem = f"x has rows of {x.shape[1]} numbers, y of {y.shape[1]}"
@@ -152,7 +153,7 @@ def greedy_match(
             problems.add(f"x is on {x.device}, y on {y.device}: move one of them")
     if len(x_side.of_pair) != len(y_side.of_pair):
         fix = "name both sets of every pair with x_of_pair and y_of_pair"
-        problems.add(f"{x_side.shown} but {y_side.shown}: {fix}")
+        problems.add(f"{x_side.described} but {y_side.described}: {fix}")
     if weighted_similarity and x_weights is None and y_weights is None:
         problems.add("weighted_similarity=True: pass x_weights, y_weights or both")
     # An Apple GPU has no float64 to add up in.
@@ -166,12 +167,15 @@ def greedy_match(
     def matched(x_sets: Sets, y_sets: Sets) -> GreedyMatch:
         x_side.begin(x_sets)
         y_side.begin(y_sets)
+        # Part by part, since a copy of the rows of all pairs would not fit where sets are shared by many.
         for part in _parts(x_side.lengths + y_side.lengths, LIMITS.matched_rows[device.type]):
-            sets_of_pairs = x_side.of_pair[part], y_side.of_pair[part]
+            x_part = x_side.of_pair[part]
+            y_part = y_side.of_pair[part]
             with exact_float32(device):
-                best = _PATHS[path](x_side.sets, y_side.sets, *sets_of_pairs, return_indices)
-            for side, best_of_side in zip(sides, best, strict=True):
-                side.take(best_of_side, part, return_maxima)
+                x_best, y_best = _PATHS[path](x_side.sets, y_side.sets, x_part, y_part, return_indices)
+            x_side.take(x_best, part, return_maxima)
+            y_side.take(y_best, part, return_maxima)
+        # Read once at the end: each look at a number on a GPU waits for it.
         if x_sets.odd is not None and x_sets.odd.item():
             raise OddRowError
         f = harmonic_mean(x_side.means.clamp(min=0), y_side.means.clamp(min=0))
@@ -188,9 +192,10 @@ def greedy_match(
             return matched(x_side.unmeasured(device, odd), y_side.unmeasured(device, odd))
         except OddRowError:  # the pass looks at such rows, and names those that are no numbers
             pass
-    measured = x_side.measured(device), y_side.measured(device)
-    problems.raise_if_any()
-    return matched(*measured)
+    x_sets = x_side.measured(device)
+    y_sets = y_side.measured(device)
+    problems.raise_if_any()  # rows that hold NaN or infinity, of both sides
+    return matched(x_sets, y_sets)
 
 
 class _Side:
@@ -218,6 +223,7 @@ class _Side:
             problems.add(f"{name}_lengths[{i}] is {self.set_lengths[i]}: a set has 0 rows or more")
         total = self.set_lengths.sum()
         count = len(self.rows)
+        # Not where lengths are wrong already: their sum would be a second message about the same.
         if len(problems) == before and self.usable and total != count:
             problems.add(f"{name}_lengths add up to {total}, but {name} has {count} rows")
         sets = len(self.set_lengths)
@@ -225,13 +231,13 @@ class _Side:
         self.of_pair = np.arange(sets) if of_pair is None else self._whole(key, of_pair)
         for p in np.flatnonzero((self.of_pair < 0) | (self.of_pair >= sets)):
             problems.add(f"{key}[{p}] is {self.of_pair[p]}: there are {sets} {name} sets, counted from 0")
-        self.shown = f"{sets} {name} sets" if of_pair is None else f"{len(self.of_pair)} in {key}"
+        self.described = f"{sets} {name} sets" if of_pair is None else f"{len(self.of_pair)} in {key}"
         self.weights = None if weights is None else self._weights(weights)
         # The padding of one side takes part in the maxima of the other.
         self.floor = self._flags("y_padded" if name == "x" else "x_padded", padded)
 
     def _is_matrix(self, rows: object) -> bool:
-        """Whether these are floating-point rows; notes why not."""
+        """Return whether these are floating-point rows; notes why not."""
         if not isinstance(rows, Tensor):
             problem = f"is a {type(rows).__name__}: pass a torch tensor (rows, D)"
         elif rows.dtype not in _DTYPES:
@@ -294,6 +300,7 @@ class _Side:
         step = _BLOCK if widened else max(len(rows), 1)
         starts = range(0, len(rows) or 1, step)
         norms = torch.cat([torch.linalg.vector_norm(rows[i : i + step], dim=1, dtype=wide) for i in starts])
+        # Few: all-zero rows, and those whose squares are beyond the range of the type.
         odd = torch.nonzero(~ordinary(norms)).flatten()
         if len(odd) and rows.shape[1]:
             some = rows[odd].to(wide)
@@ -311,7 +318,8 @@ class _Side:
                 # By powers of two, so that 16-bit rows lose nothing.
                 digits, exponents = torch.frexp(some)
                 some = torch.ldexp(digits, (exponents - torch.frexp(peaks).exponent).clamp_(max=0))
-                rows, norms[odd] = rows.clone(), torch.linalg.vector_norm(some, dim=1)
+                norms[odd] = torch.linalg.vector_norm(some, dim=1)
+                rows = rows.clone()  # the caller's rows are not changed
                 rows[odd] = some.to(rows.dtype)
         return Sets(rows, torch.where(norms > 0, norms, 1).reciprocal(), lengths)
 
@@ -334,8 +342,9 @@ class _Side:
         self.indices: list[Tensor] = []
 
     def take(self, best: Best, part: slice, keep: bool) -> None:
-        """The maxima of these pairs: bounded, weighted and averaged in float64, kept if they are wanted."""
-        (maxima, indices), device = best, self.device
+        """Bound, weight and average the maxima of these pairs in float64; `keep` them for the evidence."""
+        maxima, indices = best
+        device = self.device
         lengths = on_device(self.lengths[part], device)
         if not self.weighted:  # the rounded cosine of equal rows may come out beyond 1
             maxima.clamp_(-1, 1)
@@ -352,6 +361,7 @@ class _Side:
             values = values * self.weights[places + torch.arange(len(values), device=device)]
         sums = _sums(values, lengths)
         totals = self.totals[part]
+        # 1 in place of a total of 0: torch evaluates both branches, and 0 / 0 would warn and be NaN.
         self.means[part] = torch.where(totals > 0, sums / torch.where(totals > 0, totals, 1), 0)
         if keep:
             self.maxima.append(maxima)
@@ -359,9 +369,9 @@ class _Side:
             self.indices.append(indices)
 
     def evidence(self, maxima: bool, indices: bool) -> dict[str, Tensor]:
-        """What was asked for of the rows, by its name in `GreedyMatch`."""
-        evidence = dict[str, Tensor]()
-        nothing = self.sets.scale[:0]
+        """The requested values of the rows, by their names in `GreedyMatch`."""
+        evidence: dict[str, Tensor] = {}
+        nothing = self.sets.scale[:0]  # of the right type and device, for a match without any pair
         name = self.name
         if maxima or indices:
             evidence[f"{name}_offsets"] = on_device(np.append(0, np.cumsum(self.lengths)), self.device)
@@ -384,7 +394,7 @@ def _likely_fastest(device: torch.device, dtype: torch.dtype, pair_rows: float) 
 
 
 def _problem_of(name: str, device: torch.device, dtype: torch.dtype) -> str:
-    """Why a way cannot be taken, to stand behind its name; '' if it can."""
+    """The reason why a path cannot be taken, to follow its name; '' if it can."""
     if name not in get_args(PathName):
         near = did_you_mean(str(name), get_args(PathName))
         path_names = ", ".join(get_args(PathName))
@@ -420,7 +430,7 @@ _PATHS: dict[str, Any] = {
 
 @cache
 def _as_reference(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels, in one tile and over several, do what plain matching does."""
+    """Return whether the kernels, in one tile and over several, do what plain matching does."""
 
     def trials() -> Iterator[tuple[str, Tensor, Tensor]]:
         lengths = np.array([3, 20, 150])
@@ -431,29 +441,32 @@ def _as_reference(device: torch.device, dtype: torch.dtype) -> bool:
         odd = torch.zeros(1, dtype=torch.int32, device=device)
         x = Sets(rows, scale, lengths, measured=False, odd=odd)
         y = replace(x, rows=rows.roll(1, 0), scale=scale.roll(1))
-        both = (way(x, y, of_x, of_y, True) for way in (_triton, reference))
-        for ours, plain in zip(*both, strict=True):
-            for name, by_kernel, expected in zip(("a maximum", "an index"), ours, plain, strict=True):
-                assert by_kernel is not None and expected is not None
-                yield name, by_kernel, expected
+        by_kernels = _triton(x, y, of_x, of_y, True)
+        by_torch = reference(x, y, of_x, of_y, True)
+        for (maxima, indices), (expected_maxima, expected_indices) in zip(by_kernels, by_torch, strict=True):
+            assert indices is not None and expected_indices is not None
+            yield "a maximum", maxima, expected_maxima
+            yield "an index", indices, expected_indices
 
     return kernels_agree("Triton's matching", device, dtype, trials())
 
 
 def _gain_by_own_norms(path: str, sides: Sequence[_Side]) -> bool:
-    """Whether norms found beside the products, rather than in a pass before, spare time."""
-    # Every set has rows and is in a pair, since a row that is no number must not be missed. For slices sets
-    # must be large, and met few more than once, since their norms are found each time.
+    """Return whether norms found beside the products, rather than in a pass before, spare time."""
+    if path not in ("slices", "triton"):
+        return False
     rows = 0.0
-    for side in sides if path in ("slices", "triton") else ():
+    for side in sides:
         lengths = side.set_lengths
-        met = np.bincount(side.of_pair, minlength=len(side.set_lengths))
-        if not len(lengths) or not lengths.min() or not met.min():
+        pairs_of_set = np.bincount(side.of_pair, minlength=len(lengths))
+        # Every set has rows and is in a pair, since a row that is no number must not be missed.
+        if not len(lengths) or not lengths.min() or not pairs_of_set.min():
             return False
-        if path == "slices" and (met * lengths).sum() > 1.5 * lengths.sum():
+        # For slices sets must be in few pairs, since their norms are found each time, and large.
+        if path == "slices" and (pairs_of_set * lengths).sum() > 1.5 * lengths.sum():
             return False
         rows += float(lengths.mean())
-    return path == "triton" or (path == "slices" and rows >= LIMITS.norms_from)
+    return path == "triton" or rows >= LIMITS.norms_from
 
 
 def _parts(rows: Integers, limit: int) -> list[slice]:
@@ -461,6 +474,7 @@ def _parts(rows: Integers, limit: int) -> list[slice]:
     ends = np.cumsum(rows)
     total = int(ends[-1]) if len(ends) else 0
     cuts = np.searchsorted(ends, np.arange(limit, max(total, limit), limit), side="right")
+    # Without duplicates, which a pair of more than a part's rows makes.
     bounds = np.unique([0, *cuts.tolist(), len(rows)]).tolist()
     return list(map(slice, bounds[:-1], bounds[1:]))
 
@@ -472,12 +486,16 @@ def _sums(values: Tensor, lengths: Tensor) -> Tensor:
 
 def match_arrays(x: Sequence[NDArray[Any]], y: Sequence[NDArray[Any]], **settings: Any) -> GreedyMatch:
     """`greedy_match` of sets that are arrays, with the maxima; one set alone is not copied."""
-    alone = [len(sets) == 1 and sets[0].flags.writeable for sets in (x, y)]
-    arrays = [
-        sets[0] if is_alone else np.concatenate(sets) for sets, is_alone in zip((x, y), alone, strict=True)
-    ]
-    x_rows, y_rows = map(torch.from_numpy, arrays)
-    return greedy_match(x_rows, y_rows, [*map(len, x)], [*map(len, y)], return_maxima=True, **settings)
+    x_lengths = [len(rows) for rows in x]
+    y_lengths = [len(rows) for rows in y]
+    return greedy_match(_packed(x), _packed(y), x_lengths, y_lengths, return_maxima=True, **settings)
+
+
+def _packed(sets: Sequence[NDArray[Any]]) -> Tensor:
+    """The rows of all sets, one after the other."""
+    # torch warns of arrays that cannot be written, as those of the cache: these are copied after all.
+    alone = len(sets) == 1 and sets[0].flags.writeable
+    return torch.from_numpy(sets[0] if alone else np.concatenate(sets))
 
 
 def _wide(rows: Tensor) -> torch.dtype:
@@ -487,7 +505,9 @@ def _wide(rows: Tensor) -> torch.dtype:
 def _array(values: object) -> NDArray[Any]:
     if isinstance(values, Tensor):
         values = values.detach().cpu()
-        return np.asarray(values.float() if values.dtype == torch.bfloat16 else values)
+        return np.asarray(
+            values.float() if values.dtype == torch.bfloat16 else values
+        )  # numpy has no bfloat16
     try:
         return np.asarray(values)
     except ValueError:  # lists of several lengths

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from capeval_core.ragged import Integers, starts_of
 
+# One side: best similarity of each row of each pair, packed in their order, and, if asked for, with which row
+# of the other set, counted from its start; 0 and -1 where that is empty.
 Best = tuple[Tensor, Tensor | None]
-"""One side: best similarity of each row of each pair, packed in their order, and, if asked for, with which
-row of the other set, counted from its start; 0 and -1 where that is empty."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class OddRowError(Exception):
 
 
 def ordinary(norms: Tensor) -> Tensor:
-    """Which rows 1 / norm may scale: not all zero, and no square of theirs left the range of numbers."""
+    """True for rows that 1 / norm may scale: not all zero, and no square left the range of numbers."""
     limit = 1e150 if norms.dtype == torch.float64 else 1e15
     return (norms > 1 / limit) & (norms < limit)
 
@@ -66,8 +66,8 @@ def reference(x: Sets, y: Sets, of_x: Integers, of_y: Integers, indices: bool) -
     y_starts = starts_of(y.lengths[of_y]).tolist()
     pairs = zip(of_x.tolist(), of_y.tolist(), x_starts, y_starts, strict=True)
     for x_set, y_set, x_start, y_start in pairs:
-        similarity = x.scaled(x_set) @ y.scaled(y_set).T
-        if not similarity.numel():
+        similarity = x.scaled(x_set) @ y.scaled(y_set).T  # (x rows, y rows)
+        if not similarity.numel():  # torch has no maximum of nothing: `unmatched` has the answer
             continue
         for (maxima, nearest), start, axis in zip(best, (x_start, y_start), (1, 0), strict=True):
             values, indices_of_values = similarity.max(axis)

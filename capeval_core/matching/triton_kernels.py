@@ -23,8 +23,8 @@ from capeval_core.ragged import Integers, starts_of
 
 Work = NDArray[Any]
 
+# Rows of a tile's sides, by the bytes of a number: a set takes the smallest that holds it.
 SIZES = {2: (16, 32, 64, 128), 4: (16, 32, 64)}
-"""Rows of a tile's sides, by the bytes of a number: a set takes the smallest that holds it."""
 LOWEST = -(1 << 63)
 FIELDS = 8  # numbers that tell a program its work; see `_work`
 
@@ -141,7 +141,7 @@ class Kind(NamedTuple):
 
 
 def _options(x: int, y: int, width: int, size: int) -> dict[str, int | bool]:
-    """How the kernel is launched for sides of x and y rows of `width` numbers of `size` bytes."""
+    """The launch of the kernel for sides of x and y rows of `width` numbers of `size` bytes."""
     # 128 bytes of each row at once, fewer where rows begin where no wide load can: the unrolled narrow
     # ones would need more registers than there are.
     aligned = math.gcd(width * size, 16)
@@ -163,8 +163,8 @@ def _options(x: int, y: int, width: int, size: int) -> dict[str, int | bool]:
 
 
 def match(x: Sets, y: Sets, of_x: Integers, of_y: Integers, indices: bool) -> tuple[Best, Best]:
-    """The best of each row, both ways, of float16, bfloat16 or float32 rows on one GPU; see `sets.reference`.
-    Of equal similarities the first counts. Nothing here waits for the GPU."""
+    """The best of each row, both ways, of float16, bfloat16 or float32 rows on one GPU; see
+    `ragged_sets.reference`. Of equal similarities the first counts. Nothing here waits for the GPU."""
     rows = x.rows, y.rows
     if INTERPRETED and rows[0].dtype == torch.bfloat16:  # which the interpreter multiplies as whole numbers
         rows = x.rows.float(), y.rows.float()

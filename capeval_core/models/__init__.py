@@ -1,1 +1,1 @@
-"""What every network here has in common: opened once, checked, in a precision, on a device, in batches."""
+"""The frame of every network: opened once, checked, in a precision, on a device, in batches."""

@@ -12,7 +12,7 @@ import torch
 
 @dataclass
 class ForwardCount:
-    """How much went through the networks."""
+    """The number of items and batches that went through the networks."""
 
     items: int = 0  # images, masks, texts, pairs
     batches: int = 0
@@ -48,7 +48,7 @@ class BatchSize:
 
     def run(
         self,
-        items: Any,
+        items: Sequence[Any],
         forward: Callable[[Any], Any],
         *,
         cost: int | Sequence[int] = 1,
@@ -77,7 +77,7 @@ class BatchSize:
             start = part.stop
 
     def _stop(self, start: int, count: int, cost: int | Sequence[int]) -> int:
-        """Where the batch ends that begins at an item: it holds one at least."""
+        """The end of the batch that begins at an item: it holds one at least."""
         if isinstance(cost, int):
             return min(count, start + max(1, self.size // cost))
         stop = start + 1

@@ -44,7 +44,7 @@ class Closed:
     """A part of a config that holds nothing else, but for nulls."""
 
 
-def read(kind: type[T], section: Any, where: str = "architecture") -> T:
+def read(kind: type[T], section: object, where: str = "architecture") -> T:
     """A part of a config, or a WeightsError that names what is missing, of another type or out of bounds."""
     problems: list[str] = []
     section_values: T | None = _read(kind, section, where, problems)
@@ -53,7 +53,7 @@ def read(kind: type[T], section: Any, where: str = "architecture") -> T:
     return section_values
 
 
-def _read(kind: Any, section: Any, where: str, problems: list[str]) -> Any:
+def _read(kind: type[Any], section: object, where: str, problems: list[str]) -> Any:
     if not isinstance(section, Mapping):
         problems.append(f"{where} is {section!r:.60}, expected an object")
         return None
@@ -62,6 +62,7 @@ def _read(kind: Any, section: Any, where: str, problems: list[str]) -> Any:
     before = len(problems)
     names = {field.name for field in fields(kind)}
     inside = f"{where}." if where else ""
+    # A null says nothing: transformers writes one for each setting that a model does not have.
     unknown = sorted(name for name, value in section.items() if value is not None and name not in names)
     if unknown and issubclass(kind, Closed):
         problems.append(f"{where} has {', '.join(unknown)!r:.60}, which is not known here")
@@ -89,8 +90,8 @@ def _read(kind: Any, section: Any, where: str, problems: list[str]) -> Any:
         return None
 
 
-def _problem(value: Any, hint: Any) -> str:
-    """What is expected of a value that does not fit, in words; '' if it fits."""
+def _problem(value: object, hint: object) -> str:
+    """The expectation that a value does not meet, in words; '' if it fits."""
     if get_origin(hint) is Literal:
         return "" if value in get_args(hint) else " or ".join(map(repr, get_args(hint)))
     type_, bounds, count = (*get_args(hint), None)[:3]
@@ -103,10 +104,16 @@ def _problem(value: Any, hint: Any) -> str:
         several = isinstance(value, list)
     numbers = value if several and isinstance(value, (list, tuple)) else [None if several else value]
     usable = (int,) if is_integer else (int, float)
-    fit = all(isinstance(each, usable) and not isinstance(each, bool) for each in numbers)
-    # Above the first bound, for a range at it, and at most the last; NaN and infinity are neither.
-    fit = fit and all(each in bounds if is_integer else bounds[0] < each <= bounds[1] for each in numbers)
-    if fit and numbers and (not several or count in (None, len(numbers))):
+    fit = bool(numbers)
+    for number in numbers:
+        # JSON's true is an int to Python. NaN and infinity are in no bounds.
+        if not isinstance(number, usable) or isinstance(number, bool):
+            fit = False
+        elif is_integer:
+            fit = fit and number in bounds
+        else:
+            fit = fit and bounds[0] < number <= bounds[1]
+    if fit and (not several or count in (None, len(numbers))):
         return ""
     kind = "whole number" if is_integer else "number"
     if several:

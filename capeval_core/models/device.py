@@ -1,4 +1,4 @@
-"""Where networks run, in which numeric type, and copies that nobody waits for.
+"""Devices and numeric types of networks, and asynchronous copies.
 
 On a CUDA device pixels go from pinned memory on a stream of their own, while earlier batches run, and what a
 network gives comes back into pinned memory behind it. PyTorch gives pinned memory that was freed out again
@@ -51,7 +51,7 @@ def resolve_device(name: str | None) -> torch.device:
 
 
 def has_bfloat16() -> bool:
-    """Whether the CPU multiplies matrices in bfloat16 itself (AVX-512, AMX), which is faster than float32."""
+    """Return whether the CPU multiplies matrices in bfloat16 itself (AVX-512, AMX), faster than float32."""
     cpu: Any = torch.cpu  # whose stubs lack these
     return bool(cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())
 
@@ -66,7 +66,7 @@ def warn_of_slow(device: str | None, dtype: str) -> None:
 
 
 def cuda_is_lost(name: str | None = None) -> bool:
-    """Whether an earlier error has made a GPU unusable for this process: no CUDA call succeeds any more."""
+    """Return whether an earlier error has made a GPU unusable for this process: all CUDA calls fail then."""
     cuda: Any = torch.cuda  # whose functions have no types
     if not cuda.is_initialized() or (name is not None and not name.startswith("cuda")):
         return False
@@ -78,7 +78,7 @@ def cuda_is_lost(name: str | None = None) -> bool:
 
 
 def triton_problem() -> str:
-    """Why kernels in Triton cannot be used here; '' if they can be tried."""
+    """The reason why kernels in Triton cannot be used here; '' if they can be tried."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed: pip install triton (Linux only)"
     return ""
@@ -133,10 +133,10 @@ def exact(method: Callable[P, R]) -> Callable[P, R]:
     """A method of a network that learns nothing, in exact float32 on `self.device`."""
 
     @wraps(method)
-    def run(*given: P.args, **named: P.kwargs) -> R:
-        network: Any = given[0]
+    def run(*arguments: P.args, **settings: P.kwargs) -> R:
+        network: Any = arguments[0]  # the method's own `self`
         with torch.inference_mode(), exact_float32(network.device):
-            return method(*given, **named)
+            return method(*arguments, **settings)
 
     return run
 
@@ -144,8 +144,8 @@ def exact(method: Callable[P, R]) -> Callable[P, R]:
 def kernels_agree(
     kernels: str, device: torch.device, dtype: torch.dtype, cases: Iterator[tuple[str, Tensor, Tensor]]
 ) -> bool:
-    """Whether kernels give what plain PyTorch gives; warns where they do not, or do not run at all. cases:
-    what is tried, the kernels' result, PyTorch's; of numbers of about 1, as they are asked for."""
+    """Return whether kernels give what plain PyTorch gives; warns where they do not, or do not run at all.
+    cases: what is tried, the kernels' result, PyTorch's; of numbers of about 1, as they are asked for."""
     bound = 1e-5 if dtype == torch.float32 else 0.02
     try:
         with torch.no_grad(), exact_float32(device):
@@ -229,7 +229,7 @@ class Arriving:
     arrived: Callable[[], bool] = lambda: True
 
     @classmethod
-    def of(cls, values: Any) -> Arriving:
+    def of(cls, values: object) -> Arriving:
         """Values that are there, may be on their way, or are a tensor, as in `to_host`."""
         if isinstance(values, Tensor):
             return to_host(values)

@@ -98,7 +98,7 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         self.fingerprint = self._fingerprint(config, checksum or _tensors_checksum(tensors))
         on_gpu = self.device.type != "cpu"
         self._sizes = {
-            what: BatchSize(sizes[on_gpu], automatic=True) for what, sizes in self.automatic.items()
+            unit: BatchSize(sizes[on_gpu], automatic=True) for unit, sizes in self.automatic.items()
         }
         if checksum is None:  # those of a folder were looked at as they were read
             check_finite(tensors)
@@ -120,11 +120,10 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         """The model of a config, filled strictly with tensors. No second copy of a large model is made."""
         model = self.empty(config)
         check_tensors(model.state_dict(), tensors)
-        typed = {
-            name: tensor.to(self.device, self.dtype_of(name, tensor.dtype))
-            for name, tensor in tensors.items()
-        }
-        model.load_state_dict(typed, assign=True)
+        typed = {}
+        for name, tensor in tensors.items():
+            typed[name] = tensor.to(self.device, self.dtype_of(name, tensor.dtype))
+        model.load_state_dict(typed, assign=True)  # takes the place of meta tensors, which have no memory
         return model.eval().requires_grad_(False)
 
     def dtype_of(self, name: str, stored: torch.dtype) -> torch.dtype:
@@ -140,7 +139,7 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
             return cls.modules(config)
 
     def prepare(self) -> None:
-        """What an encoder needs beside its model: tokenizer, preprocessing."""
+        """Set up the parts of an encoder other than its model: tokenizer, preprocessing."""
 
     @classmethod
     def describe(cls, config: dict[str, Any]) -> str:
@@ -262,7 +261,7 @@ _OPENED: WeakValueDictionary[tuple[object, ...], Any] = WeakValueDictionary()
 
 
 def opened_once(key: tuple[object, ...], make: Callable[[], T]) -> T:
-    """What `make` makes for a key: once per process, while it is in use."""
+    """The object that `make` gives for a key: made once per process, while it is in use."""
     network: T | None = _OPENED.get(key)
     if network is None:
         network = _OPENED[key] = make()

@@ -1,14 +1,17 @@
-"""How far scores of one network differ between processors, by the arithmetic alone."""
+"""Differences between processors in the scores of one network, by the arithmetic alone."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:  # formulas without a network read `UNIT`, and torch takes a second to import
+    from torch import nn
+
+# The largest relative error of one rounding.
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""The largest relative error of one rounding."""
+# Of metrics without a network, in float64: what is written of a score, in nine digits.
 _SUMS_OF_TEXTS = 1e-9
-"""Of metrics without a network, in float64: what is written of a score, in nine digits."""
 
 # A processor decides in which order the k products of a sum are added, and whether a product is rounded
 # before. Errors of k additions in float32 that do not depend on each other add up to sqrt(k) units; the
@@ -35,7 +38,7 @@ _SUMS_OF_TEXTS = 1e-9
 OF_FORMULAS = 4
 
 
-def rounding(network: Any, dtype: str) -> float:
+def rounding(network: nn.Module | None, dtype: str) -> float:
     """The error of a cosine, or of what else a network gives, that processors make of it.
 
     network: an `nn.Module`, or None for numbers of texts alone. The error of a score is as large a share of

@@ -15,13 +15,13 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+# Articles and other determiners, left out of phrases.
 DROPPED = _words("a an the this that these those his her its their my your our")
-"""Articles and other determiners, left out of phrases."""
+# Numbers and quantities, with which a noun phrase may begin.
 COUNTS = _words(
     "no one two three four five six seven eight nine ten eleven twelve several many some few both all "
     "another other each every more"
 )
-"""Numbers and quantities, with which a noun phrase may begin."""
 BREAKS = _words("and or but while as then so yet when where because nor plus")
 BE = _words("is are was were be been being am")
 SUBJECT_PRONOUNS = _words("he she they it")
@@ -32,17 +32,18 @@ PREPOSITIONS = _words(
     "across along alongside through into onto inside outside against toward towards from for to down up "
     "off past without within underneath atop beyond about out"
 )
+# The most common adjectives of captions: the word after one of them is not a verb.
 ADJECTIVES = _words(
     "red yellow green blue purple pink brown black white gray grey orange golden silver dark light bright "
     "small large big little tiny huge tall short long old young new wooden metal plastic empty full open "
     "closed round square thick thin colorful colourful striped wet dry dirty clean busy crowded beautiful "
     "plain snowy grassy sandy rocky sunny"
 )
-"""The most common adjectives of captions: the word after one of them is not a verb."""
 ING_NOUNS = _words(
     "building ceiling clothing painting railing wedding ring string king wing swing morning evening thing "
     "something anything spring parking awning crossing icing pudding sling drawing lighting flooring"
 )
+# The most common verbs of captions, in the forms that have no ending of their own.
 VERBS = _words(
     "sit sits sat stand stands stood run runs ran walk walks ride rides rode hold holds held wear wears "
     "wore play plays jump jumps eat eats ate look looks lie lies lay lays swim swims fly flies drive "
@@ -52,17 +53,16 @@ VERBS = _words(
     "read reads cut cuts talk talks sing sings make makes take takes go goes gather gathers dance dances "
     "shine shines"
 )
-"""The most common verbs of captions, in the forms that have no ending of their own."""
 ADVERBS = _words("together alone away apart nearby outdoors indoors upright outside inside around")
 
 ABBREVIATIONS = _words(
     "mr mrs ms dr prof st sr jr vs etc e.g i.e approx no vol fig inc ltd co corp mt ft ave blvd rd a.m "
     "p.m u.s u.k jan feb mar apr jun jul aug sep sept oct nov dec min max cm mm km kg lb lbs oz in"
 )
+# Abbreviations, and words written like one, with which a sentence may end.
 MAY_END = _words(
     "etc inc ltd co corp a.m p.m u.s u.k ave blvd rd jr sr in min max cm mm km kg lb lbs oz ft no"
 )
-"""Abbreviations, and words written like one, with which a sentence may end."""
 
 
 def chunks(caption: str) -> list[str]:
@@ -127,11 +127,12 @@ class _Reader:
             words, location = self.nouns[subject]
             end = "" if object is None else self.nouns[object].words
             text = (f"{words} {predicate} {end}" if predicate else f"{words} {location}").rstrip()
-            chunks.setdefault(text.casefold(), text)
+            chunks.setdefault(text.casefold(), text)  # the first spelling is kept
         return list(chunks.values())
 
     def read(self, sentence: str) -> None:
         self._begin_sentence()
+        # "on a plain background" is what drawn scenes' captions say of every image.
         text = _BACKGROUND.sub("", sentence.strip())
         self.tokens = _TOKEN.findall(_FRAME.sub("", text, count=1))
         self.at = 0
@@ -155,6 +156,7 @@ class _Reader:
             self.relative = True
             self.at += 1
         elif word in ("each", "one") and self._word(1) in ("other", "another"):
+            # "facing each other" is a predicate without an object.
             self._take(2)
             self._close()
         elif word in OBJECT_PRONOUNS:
@@ -223,7 +225,7 @@ class _Reader:
             self.subject = self.first
 
     def _plain(self, word: str) -> bool:
-        """Whether the word is of an open class: a noun, adjective, verb or adverb."""
+        """Return whether the word is of an open class: a noun, adjective, verb or adverb."""
         closed = DROPPED | BREAKS | BE | SUBJECT_PRONOUNS | OBJECT_PRONOUNS | PREPOSITIONS | {"of"}
         return bool(word) and word[0].isalnum() and word not in closed
 
@@ -339,7 +341,7 @@ class _Reader:
 
 
 def _is_verb(word: str) -> bool:
-    """Whether a word is a verb, by the list or by its ending."""
+    """Return whether a word is a verb, by the list or by its ending."""
     return word in VERBS or (len(word) > 4 and word.endswith("ing") and word not in ING_NOUNS)
 
 
@@ -368,18 +370,18 @@ def sentences(text: str) -> list[str]:
                 start = match.end()
         parts.append(line[start:])
     stripped = [" ".join(sentence.split()) for sentence in parts]
-    return [sentence for sentence in stripped if any(map(str.isalnum, sentence))]
+    return [sentence for sentence in stripped if any(map(str.isalnum, sentence))]  # not marks alone
 
 
 def _ends(line: str, match: re.Match[str]) -> bool:
-    """Whether a mark ends a sentence, by the word before it and the character behind it."""
+    """Return whether a mark ends a sentence, by the word before it and the character behind it."""
     after = line[match.end() :].lstrip()
     if not after:
         return True
     opening = after.lstrip("\"'“‘«([{")[:1]
     begins = opening.isupper() or opening.isdigit() or not opening.islower()
     mark = match["mark"]
-    if mark in ("…",) or mark.startswith(".."):
+    if mark == "…" or mark.startswith(".."):
         return begins
     if mark != ".":
         # "Stop!" says the man: the quotation ends, the sentence does not.
@@ -388,5 +390,6 @@ def _ends(line: str, match: re.Match[str]) -> bool:
     last = word[0] if word else ""
     if last.lower() in ABBREVIATIONS:
         return last.lower() in MAY_END and begins and not (last.lower() == "no" and opening.isdigit())
+    # All capitals but I, which ends sentences as a word ("Tom and I.").
     initial = re.fullmatch(r"[A-HJ-Z]|(?:[A-Za-z]\.)+[A-Za-z]", last)
     return initial is None

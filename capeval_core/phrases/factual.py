@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from os import PathLike, fspath
 from pathlib import Path
@@ -35,12 +35,12 @@ from capeval_core.weights.lock import hold
 
 Style = Literal["triplet", "soft-spice"]
 Kind = Literal["entity", "attribute", "relation"]
+# Flan-T5 base (Apache 2.0) tuned on Visual Genome's descriptions; `-large-` and `-small-` exist too.
 FACTUAL = "lizhuang144/flan-t5-base-VG-factual-sg"
-"""Flan-T5 base (Apache 2.0) tuned on Visual Genome's descriptions; `-large-` and `-small-` exist too."""
 _PROMPT = "Generate Scene Graph: "
 _BEAMS = 5
+# Tokens of a sentence with its prompt and end token that the parser reads.
 _LONGEST_INPUT = 64
-"""Tokens of a sentence with its prompt and end token that the parser reads."""
 _LONGEST_OUTPUT = 128
 _REVISION = 1  # raised with any change here that changes a phrase
 _WHAT = "the scene-graph parser"
@@ -63,7 +63,7 @@ def triplets(graph: str) -> list[_Triplet]:
     subject or object gives the other as an entity. An entity that occurs in another fact is not repeated.
     """
     closed: list[str] = re.findall(r"\(([^()]*)\)", graph)
-    if not closed:
+    if not closed:  # generation stopped at its longest output, inside the first fact
         closed = re.split(r"[(),]", graph.strip(" ,()"))[:1]
     facts = []
     for fields in closed:
@@ -102,9 +102,12 @@ def phrases_of(graph: str, style: Style = "triplet") -> list[str]:
     facts = triplets(graph)
     if style == "soft-spice":
         return list(soft_spice_phrases(map(_fields, facts)))
-    if not any(fact.predicate for fact in facts):
-        return []
-    return list(dict.fromkeys(" ".join(filter(None, fact)) for fact in facts))
+    phrases: dict[str, None] = {}  # in order, each once
+    has_predicate = False
+    for fact in facts:
+        has_predicate |= bool(fact.predicate)
+        phrases[" ".join(filter(None, fact))] = None
+    return list(phrases) if has_predicate else []
 
 
 def _fields(fact: _Triplet) -> list[str]:
@@ -157,7 +160,7 @@ class FactualParser:
             lambda: opened_once(key, lambda: _GraphWriter(folder, label, resolved, dtype, beams))
         )
         if not later:
-            _ = self._writer.model
+            _ = self._writer.model  # opened now: damaged weights are an error here, not at the first text
         settings = [version, _PROMPT, beams, _LONGEST_INPUT, _LONGEST_OUTPUT, dtype, style, _REVISION]
         self.fingerprint = f"factual-{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]}"
         self.name = f"{label.split('/')[-1]}@{version[:8]}"
@@ -166,22 +169,25 @@ class FactualParser:
     def phrases(self, texts: Sequence[str]) -> list[Phrases]:
         """The phrases of each text, sentence after sentence; equal sentences are parsed once."""
         sentences_of = {text: sentences(text) for text in dict.fromkeys(texts)}
+        # Sentence by sentence: the parser was trained on single ones, and captions share many.
         distinct = list(dict.fromkeys(chain.from_iterable(sentences_of.values())))
         graphs = dict(zip(distinct, self._writer.model.write(distinct, self._size), strict=True))
         phrases_by_text = {}
         for text, text_sentences in sentences_of.items():
-            sentence_graphs = [(sentence, *graphs[sentence]) for sentence in text_sentences]
-            phrases_by_text[text] = self._phrases_of_text(text, sentence_graphs)
+            phrases_by_text[text] = self._phrases_of_text(text, text_sentences, graphs)
         return [phrases_by_text[text] for text in texts]
 
-    def _phrases_of_text(self, text: str, graphs: Sequence[tuple[str, str, bool]]) -> Phrases:
-        """The phrases of a text, from (sentence, its graph, whether it was truncated)."""
-        if not graphs:  # a text without any word
+    def _phrases_of_text(
+        self, text: str, text_sentences: Sequence[str], graphs: Mapping[str, tuple[str, bool]]
+    ) -> Phrases:
+        """The phrases of a text, by the graph of each sentence, with whether that was truncated."""
+        if not text_sentences:  # a text without any word
             return Phrases((text,), fallback=1)
         phrases: dict[str, None] = {}
         truncated = 0
         fallback = 0
-        for sentence, graph, was_truncated in graphs:
+        for sentence in text_sentences:
+            graph, was_truncated = graphs[sentence]
             facts = phrases_of(graph, self.style)
             if was_truncated:
                 truncated += 1
@@ -207,10 +213,16 @@ class _GraphWriter:
 
     def write(self, texts: Sequence[str], size: BatchSize) -> list[tuple[str, bool]]:
         """The graph of each sentence, in batches; cached ones are not written again."""
-        graphs = {text: self._graphs[text] for text in dict.fromkeys(texts) if text in self._graphs}
-        new = [text for text in dict.fromkeys(texts) if text not in graphs]
+        graphs: dict[str, tuple[str, bool]] = {}
+        new: list[str] = []
+        for text in dict.fromkeys(texts):
+            if text in self._graphs:
+                graphs[text] = self._graphs[text]
+            else:
+                new.append(text)
         graphs |= dict(zip(new, self._written(new, size), strict=True))
         self._graphs |= graphs
+        # All of these are the latest now; what has not been read for longest goes first.
         for text in graphs:
             self._graphs.move_to_end(text)
         while len(self._graphs) > LIMITS.graphs:
@@ -224,18 +236,22 @@ class _GraphWriter:
         tokenized = self._tokenizer([_PROMPT + text.strip() for text in texts], verbose=False)["input_ids"]
         # Sorted by length: little padding, and the longest batch, which needs most memory, comes first.
         order = sorted(range(len(texts)), key=lambda index: -len(tokenized[index]))
-        # Of a longer sentence the parser reads the beginning and the end token.
-        inputs = [[*tokenized[index][:-1][: _LONGEST_INPUT - 1], tokenized[index][-1]] for index in order]
+        inputs = []
+        for index in order:
+            *tokens, end = tokenized[index]
+            # Of a longer sentence the parser reads the beginning and the end token.
+            inputs.append([*tokens[: _LONGEST_INPUT - 1], end])
         graphs: dict[int, tuple[str, bool]] = {}
         for part, written in size.run(inputs, self._generate):
             for index, graph in zip(order[part], written, strict=True):
-                graphs[index] = graph, len(tokenized[index]) > _LONGEST_INPUT
+                graphs[index] = (graph, len(tokenized[index]) > _LONGEST_INPUT)
         return [graphs[index] for index in range(len(texts))]
 
     def _generate(self, inputs: list[list[int]]) -> list[str]:
         """The graphs of one batch of token ids."""
         pad = self._tokenizer.pad_token_id
         rows = [torch.tensor(row) for row in inputs]
+        # Not `ids != pad`: a sentence may hold the padding's own token, as T5's text "<pad>".
         is_token = [torch.ones_like(row) for row in rows]
         ids = pad_sequence(rows, batch_first=True, padding_value=pad).to(self._device)
         mask = pad_sequence(is_token, batch_first=True, padding_value=0).to(self._device)
@@ -243,7 +259,7 @@ class _GraphWriter:
             written = self._model.generate(
                 ids,
                 attention_mask=mask,
-                decoder_start_token_id=pad,
+                decoder_start_token_id=pad,  # as T5 was trained
                 num_beams=self._beams,
                 early_stopping=self._beams > 1,
                 max_length=_LONGEST_OUTPUT,
@@ -268,13 +284,14 @@ def _find_parser(model: str) -> tuple[Path, str, str]:
     )
     hold(name, version, path / TENSORS)
     if version is None:
+        # A folder of the user's: its tokenizer and settings change phrases as its tensors do.
         files = [path / TENSORS, *sorted(path.glob("*.json")), *sorted(path.glob("*.model"))]
         content = "".join(file.name + file_checksum(file) for file in files)
         version = hashlib.sha256(content.encode()).hexdigest()
     return path, name, version
 
 
-def _load(folder: Path, label: str, dtype: Any) -> tuple[Any, Any]:
+def _load(folder: Path, label: str, dtype: torch.dtype) -> tuple[Any, Any]:
     """The tokenizer and the model of a folder."""
     import transformers
 

@@ -18,14 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capeval_core.limits import LIMITS
-from capeval_core.ragged import ranges, starts_of
+from capeval_core.ragged import Doubles, Integers, ranges, starts_of
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 Tokens = Sequence[str]
 LONGEST = 4  # words of an n-gram of BLEU and CIDEr
 SIGMA = 6.0  # width of CIDEr-D's penalty for different lengths
 Kind = Literal["cider", "cider_d"]
+# The documents by which the rarity of an n-gram is measured: a caption, all captions of an image, or (as when
+# COCO's scorer is called on a pool) the others of each caption; of one pool or of all pools.
+# `doc_leave_one_out_within_pool` is degenerate: an n-gram that two captions share is in every document, so
+# that every score is 0.
 Documents = Literal[
     "doc_caption_within_pool",
     "doc_caption_all_pools",
@@ -33,10 +35,6 @@ Documents = Literal[
     "doc_leave_one_out_within_pool",
     "doc_leave_one_out_all_pools",
 ]
-"""The documents by which the rarity of an n-gram is measured: a caption, all captions of an image,
-or (as when COCO's scorer is called on a pool) the others of each caption; of one pool or of all pools.
-`doc_leave_one_out_within_pool` is degenerate: an n-gram that two captions share is in every document, so that
-every score is 0."""
 _WORD = re.compile(r"\b\w\w+\b")
 
 
@@ -87,12 +85,13 @@ class TextBlock:
     """
 
     def __init__(self, pools: Sequence[Sequence[Tokens]]) -> None:
-        vocabulary: dict[str, int] = defaultdict(count().__next__)
-        captions = [_words(tokens) for pool in pools for tokens in pool]
+        vocabulary: dict[str, int] = defaultdict(count().__next__)  # numbers words as they come
+        captions = [_words(tokens) for tokens in chain.from_iterable(pools)]
         self.sizes: Integers = np.array([len(pool) for pool in pools], dtype=np.int64)
         self.pool: Integers = np.repeat(np.arange(len(pools)), self.sizes)
         self.lengths: Integers = np.array([len(tokens) for tokens in captions], dtype=np.int64)
         self.caption: Integers = np.repeat(np.arange(len(captions)), self.lengths)
+        # By C functions alone: a loop of Python over millions of words would take most of the time.
         words = chain.from_iterable(captions)
         self.words: Integers = np.fromiter(map(vocabulary.__getitem__, words), np.int64, len(self.caption))
         self.vocabulary = list(vocabulary)
@@ -102,6 +101,7 @@ class TextBlock:
         gram_at = self.pool[self.caption]  # number of the n-gram that begins at each word
         for n in range(1, longest + 1):
             begins = self.begins(n)
+            # An n-gram is the one of n - 1 words that begins with it, and its last word: one number for both.
             key = gram_at[begins] * len(self.vocabulary) + self.words[begins + n - 1]
             _, first, gram = np.unique(key, return_index=True, return_inverse=True)
             gram_at = np.zeros_like(gram_at)
@@ -115,7 +115,7 @@ class TextBlock:
         return np.flatnonzero(self.caption[: max(len(self.words) - n + 1, 0)] == self.caption[n - 1 :])
 
     def across_pools(self, grams: Ngrams) -> Integers:
-        """Per kind of n-gram a number that equal n-grams of all pools share."""
+        """A number for each kind of n-gram, which equal n-grams of all pools share."""
         shared: Integers = np.zeros(grams.kinds, dtype=np.int64)
         for k in range(grams.n):
             key = shared * len(self.vocabulary) + self.words[grams.start + k]
@@ -123,17 +123,17 @@ class TextBlock:
         return shared
 
 
-def sums_by(index: Integers, values: Floats, size: int) -> Floats:
+def sums_by(index: Integers, values: Doubles, size: int) -> Doubles:
     """The sum of the values of each index from 0 to size - 1."""
     return np.asarray(np.bincount(index, values, size), dtype=np.float64)
 
 
-def reciprocal(norms: Floats) -> Floats:
+def reciprocal(norms: Doubles) -> Doubles:
     """1 / norms, 0 where a norm is 0."""
     return np.divide(1.0, norms, out=np.zeros_like(norms), where=norms > 0)
 
 
-def length_penalty(lengths: Integers, reference_lengths: Integers) -> Floats:
+def length_penalty(lengths: Integers, reference_lengths: Integers) -> Doubles:
     """CIDEr-D's Gaussian of the difference in length, counted in bigrams, of texts of so many words."""
     difference = np.maximum(lengths - 1, 0) - np.maximum(reference_lengths - 1, 0)
     return np.asarray(np.exp(-(difference**2) / (2 * SIGMA**2)))
@@ -144,15 +144,18 @@ def consensus(
     *,
     documents: Documents = "doc_caption_within_pool",
     kind: Kind = "cider",
-) -> list[Floats]:
+) -> list[Doubles]:
     """The CIDEr of each caption against all the others of its pool, of their tokens; 0 of one that is alone.
 
     Per n from 1 to 4 the cosine of TF-IDF vectors, mean over n and over the others, times 10. `cider_d` clips
     the caption's weights to the other's and multiplies by a Gaussian of the difference in length.
     """
     agreement = _agreement if kind == "cider" else _agreement_d
-    scores: list[Floats] = []
-    for part in _blocks(pools, LIMITS.consensus_words) if documents.endswith("within_pool") else [pools]:
+    scores: list[Doubles] = []
+    # Documents of all pools need all texts in one block.
+    within_pool = documents.endswith("within_pool")
+    parts = _blocks(pools, LIMITS.consensus_words) if within_pool else [pools]
+    for part in parts:
         block = TextBlock(part)
         total = np.zeros(len(block.pool))
         for grams in block.grams(LONGEST):
@@ -163,7 +166,7 @@ def consensus(
     return scores
 
 
-def tfidf_consensus(pools: Sequence[Sequence[str]]) -> list[Floats]:
+def tfidf_consensus(pools: Sequence[Sequence[str]]) -> list[Doubles]:
     """ECO's consensus as released: the mean cosine of a caption's TF-IDF vector with the others of its pool.
 
     The vectors are those that scikit-learn would make of each pool: words of two or more characters in lower
@@ -171,7 +174,7 @@ def tfidf_consensus(pools: Sequence[Sequence[str]]) -> list[Floats]:
     caption without any such word gets -1 / (N - 1). Alone in its pool a caption scores 0, where the original
     divides by 0.
     """
-    scores: list[Floats] = []
+    scores: list[Doubles] = []
     words = []
     for pool in pools:
         words.append([_WORD.findall(caption.lower()) for caption in pool])
@@ -219,7 +222,7 @@ def mean_cider_vectors(pools: Sequence[Sequence[Tokens]]) -> Any:
     return csr_array(hstack(levels))
 
 
-def _idf(block: TextBlock, grams: Ngrams, documents: Documents) -> Floats:
+def _idf(block: TextBlock, grams: Ngrams, documents: Documents) -> Doubles:
     """ln(number of documents) - ln(number of documents with the n-gram), per kind of n-gram."""
     in_pool = grams.frequency()
     size = block.sizes[grams.pool_of_gram(block)]
@@ -237,12 +240,13 @@ def _idf(block: TextBlock, grams: Ngrams, documents: Documents) -> Floats:
     return _log(np.float64(total)) - _log(np.bincount(shared, with_gram)[shared])
 
 
-def _log(count: NDArray[np.generic] | np.float64) -> Floats:
-    logarithm: Floats = np.log(np.maximum(count, 1.0))
+def _log(count: NDArray[np.generic] | np.float64) -> Doubles:
+    # As in CIDEr's code: an n-gram in no document (of references) counts as if it were in one.
+    logarithm: Doubles = np.log(np.maximum(count, 1.0))
     return logarithm
 
 
-def _agreement(block: TextBlock, grams: Ngrams, weights: Floats) -> Floats:
+def _agreement(block: TextBlock, grams: Ngrams, weights: Doubles) -> Doubles:
     """(captions,) the sums of cosines of each caption with the others of its pool.
 
     Products with all vectors add up to the product with their sum, so no pair is formed.
@@ -255,11 +259,11 @@ def _agreement(block: TextBlock, grams: Ngrams, weights: Floats) -> Floats:
     return sums_by(grams.caption, unit * sum_of_rivals, captions)
 
 
-def _agreement_d(block: TextBlock, grams: Ngrams, weights: Floats) -> Floats:
+def _agreement_d(block: TextBlock, grams: Ngrams, weights: Doubles) -> Doubles:
     """`_agreement` for CIDEr-D, whose clipping needs all pairs of captions that share an n-gram."""
     captions = len(block.pool)
     inverse = reciprocal(np.sqrt(sums_by(grams.caption, weights**2, captions)))
-    order = np.argsort(grams.gram, kind="stable")
+    order = np.argsort(grams.gram, kind="stable")  # captions with the same n-gram side by side
     caption = grams.caption[order]
     weight = weights[order]
     holders = grams.frequency()

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
 from importlib.metadata import version
 from os import PathLike
@@ -58,11 +58,11 @@ _MARK = r"""
 """
 _CLITIC = rf"'(?:s|m|d|ll|re|ve)?(?=\s|$|{_MARK})"
 _QUOTE = r"(?<!\w)'(?!(?:s|m|t|d|n|ll|re|ve)\b)(?=\w)"
+# Tokens of the Penn Treebank as NLTK 3.10 finds them in each sentence, but for what is no word of an object:
+# abbreviations with their full stop, contractions such as "cannot", and what follows two commas in a row.
 _TOKEN = re.compile(
     rf"{_MARK} | {_CLITIC} | {_QUOTE} | (?:(?!{_MARK}|{_CLITIC}|{_QUOTE})\S)+ | \S", re.VERBOSE
 )
-"""Tokens of the Penn Treebank as NLTK 3.10 finds them in each sentence, but for what is no word of an object:
-abbreviations with their full stop, contractions such as "cannot", and what follows two commas in a row."""
 
 _IRREGULAR = (
     ("men", "man"),
@@ -81,7 +81,9 @@ _ENDINGS = (
     (r"([nlw]i)ves$", r"\1fe"),  # knives
     (r"s$", ""),
 )
-_SINGULARS = tuple((re.compile(pattern), replacement) for pattern, replacement in _ENDINGS)
+_SINGULARS = tuple(
+    (re.compile(pattern), replacement) for pattern, replacement in _ENDINGS
+)  # the first counts
 _UNCHANGED = re.compile(r"(collie|doggie)s$|^scissors$")
 
 
@@ -139,13 +141,13 @@ NLTK_DATA = ("punkt_tab", "averaged_perceptron_tagger_eng", "wordnet")
 
 @cache
 def singulariser(reading: Reading) -> tuple[str, str]:
-    """What makes words singular in a reading, and its version; ValueError where it is not installed."""
+    """The tool that makes words singular in a reading, and its version; ValueError: it is not installed."""
     if reading == "original":
         return "pattern", "3.6"
     with needs("nltk", "chair"):
         import nltk
     try:
-        opera_tokens("two dogs")
+        opera_tokens("two dogs")  # NLTK names missing data only when it is read
     except LookupError as error:
         missing = re.search(r"nltk\.download\('([\w]+)'\)", str(error))
         lacking = missing[1] if missing else "its data"
@@ -163,13 +165,13 @@ _ANIMALS = (
     *("animal", "cub"),
 )
 _VEHICLES = ("jet", "train")
+# Two words that mean another object than one of them, or none.
 _PAIRS = {"home plate": "home plate", "train track": "train track", "bow tie": "tie", "toilet seat": "toilet"}
-"""Two words that mean another object than one of them, or none."""
 
 
 _MOST_WORDS = 4  # of a name; the original's longest has three, and captions have more
+# Marks of JSON, tables and code, which people pass by mistake.
 _NEVER_IN_WORDS = re.compile(r"[{}\[\]\"\t;=<>]")
-"""Marks of JSON, tables and code, which people pass by mistake."""
 
 
 class ObjectWords:
@@ -184,17 +186,35 @@ class ObjectWords:
     """
 
     def __init__(self, text: str, reading: Reading = "original") -> None:
-        synonyms = [line.strip().split(", ") for line in text.splitlines() if line.strip()]
-        self.objects = [words[0] for words in synonyms]
+        self.objects: list[str] = []
+        self.object_of: dict[str, str] = {}
+        for line in text.splitlines():
+            if line.strip():
+                words = line.strip().split(", ")
+                self.objects.append(words[0])
+                # A word in two lines means the later object, as in the original's own dict.
+                self.object_of |= dict.fromkeys(words, words[0])
         self.reading = reading
-        self.object_of = {word: words[0] for words in synonyms for word in words}
         self.digest = hashlib.sha256(text.encode()).hexdigest()
-        pairs = [word.strip() for word in self.object_of if len(word.split()) == 2]
-        self._pairs = {pair: pair for pair in pairs} | _PAIRS
-        self._pairs |= {f"{age} {animal}": animal for age in _AGES for animal in _ANIMALS}
-        self._pairs |= {f"passenger {vehicle}": vehicle for vehicle in _VEHICLES}
-        self._pairs["wine glas"] = "wine glass"  # as the original's singular has it
+        self._pairs = self._pairs_of(self.object_of)
         self._names = {word.strip().lower(): name for word, name in self.object_of.items()}
+
+    @staticmethod
+    def _pairs_of(words: Iterable[str]) -> dict[str, str]:
+        """The form that each pair of words has as one token."""
+        pairs: dict[str, str] = {}
+        for word in words:
+            if len(word.split()) == 2:
+                pairs[word.strip()] = word.strip()
+        pairs |= _PAIRS
+        # "baby dog" is a dog, where "baby" alone is a person.
+        for age in _AGES:
+            for animal in _ANIMALS:
+                pairs[f"{age} {animal}"] = animal
+        for vehicle in _VEHICLES:
+            pairs[f"passenger {vehicle}"] = vehicle
+        pairs["wine glas"] = "wine glass"  # as the original's singular has it
+        return pairs
 
     @classmethod
     def of_file(cls, path: str | PathLike[str], reading: Reading = "original") -> ObjectWords:
@@ -231,11 +251,12 @@ class ObjectWords:
         forms = {token.form for token in tokens}
         if {"toilet", "seat"} <= forms:  # "the seat of the toilet" is not a chair
             tokens = [token for token in tokens if token.form != "seat"]
-        return [
-            Mention(self.object_of[token.form], token.form, token.start, token.end)
-            for token in tokens
-            if token.form in self.object_of
-        ]
+        mentions = []
+        for token in tokens:
+            object = self.object_of.get(token.form)
+            if object is not None:
+                mentions.append(Mention(object, token.form, token.start, token.end))
+        return mentions
 
     def _paired(self, tokens: Sequence[Token]) -> list[Token]:
         """The tokens, two of which are one where they are a pair of words."""

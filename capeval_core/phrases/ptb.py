@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 REVISION = 2  # raised with any change that moves a token
+# Tokens that COCO's evaluation leaves out. Brackets stay, as `-lrb-`: it looks for them in capitals.
 PUNCTUATION = frozenset(["''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";"])
-"""Tokens that COCO's evaluation leaves out. Brackets stay, as `-lrb-`: it looks for them in capitals."""
 _SHORT = 200  # characters of a text whose words are kept: 65,536 texts of 50 take 25 MB, and of 200 45
 
 
@@ -49,7 +49,7 @@ def _kept(text: str) -> tuple[str, ...]:
 
 
 def ptb_text(texts: Iterable[str]) -> list[str]:
-    """Each caption as its tokens with one space between, the form in which token files hold them."""
+    """Write each caption as its tokens with one space between, the form in which token files hold them."""
     return [" ".join(ptb_tokens(text)) for text in texts]
 
 
@@ -108,10 +108,11 @@ def _spell(token: str) -> str:
     return _SPELT.get(token, token)
 
 
+# One character per kind, which stands for all of that kind in the rules. The tool was tried with each one up
+# to U+FFFF, between letters, between digits and alone; beyond ASCII it knows the Unicode of its time.
 LETTER, DIGIT, MARK, SYMBOL, HYPHEN, SPACE, UNKNOWN = "é", "٣", "\u0301", "§", "‐", "\xa0", "\ufffd"
-"""One character per kind, which stands for all of that kind in the rules. The tool was tried with each one up
-to U+FFFF, between letters, between digits and alone; beyond ASCII it knows the Unicode of its time."""
 
+# Letters and digits newer than the tool, which leaves them out, and gaps where newer ones may come.
 _NEWER = (
     r"\u037f-\u0383\u0528-\u0530\u0560\u0588\u05eb-\u05ef\u085f-\u088f\u08a1\u08ad-\u08c9\u0978\u0980"
     r"\u09fc\u0af2-\u0af9\u0c34\u0c5a-\u0c5f\u0c80\u0cd7-\u0cdd\u0d04\u0d50-\u0d5f\u0de0-\u0df1"
@@ -121,7 +122,7 @@ _NEWER = (
     r"\u9fcd-\u9fff\ua698-\ua69d\ua78f\ua794-\ua79f\ua7ab-\ua7f7\ua8fd-\ua8fe\ua9e0-\ua9ff\uaa7e-\uaa7f"
     r"\uab2f-\uabbf"
 )
-"""Letters and digits newer than the tool, which leaves them out, and gaps where newer ones may come."""
+# Accents and other signs on letters: they continue a word, but begin none after a digit.
 _MARKS = (
     r"\u02c2-\u02c5\u02d2-\u02df\u02e5-\u02eb\u02ed\u02ef-\u036f\u0375\u0378-\u0379\u0384-\u0385\u03f6"
     r"\u0483-\u0487\u055a-\u055f\u0591-\u05bd\u05bf\u05c1-\u05c2\u05c4-\u05c5\u05c7\u0615-\u061a"
@@ -132,7 +133,7 @@ _MARKS = (
     r"\u0c3e-\u0c56\u0d3e-\u0d44\u0d46-\u0d48\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u0eb1\u0eb4-\u0ebc"
     r"\u0ec8-\u0ecd"
 )
-"""Accents and other signs on letters: they continue a word, but begin none after a digit."""
+# Characters beyond Latin-1 that are a token by themselves.
 _SYMBOLS = (
     r"\u037e\u0387\u0589\u05be\u05c0\u05c3\u05c6\u05f3-\u05f4\u0600-\u0603\u0606-\u060c\u0614\u061b"
     r"\u061e-\u061f\u066a\u066d\u06d4\u0700-\u070d\u07f6-\u07f8\u0964-\u0965\u0e3f\u0e4f\u1fbd"
@@ -141,7 +142,6 @@ _SYMBOLS = (
     r"\u212e\u213a-\u213b\u2140-\u2144\u214a-\u214d\u214f\u2155-\u215e\u2190-\u2bff\u3001-\u3002\u3012"
     r"\u30fb\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65\uffe0-\uffe1\uffe5-\uffe6"
 )
-"""Characters beyond Latin-1 that are a token by themselves."""
 
 
 class _Kinds(dict[int, str]):
@@ -183,16 +183,16 @@ _NEWER_ONE, _MARK, _SYMBOL = (re.compile(f"[{ranges}]") for ranges in (_NEWER, _
 _KINDS = _Kinds()
 _ORDINARY = re.compile(r"[ -~]*").fullmatch
 _SKIPPED = f" \xa0{UNKNOWN}"
+# Replaced before reading: codes of Windows and rare signs. Soft hyphens are removed.
 _SAME = str.maketrans(
     {"\x80": "€", "¤": "€", "₠": "€", "\x85": "…", "\x91": "‘", "‛": "‘", "‹": "‘", "\x92": "’", "›": "’"}
     | {"\x93": "“", "\x94": "”", "\x96": "–", "\x97": "—", "\u00ad": None}
 )
-"""Replaced before reading: codes of Windows and rare signs. Soft hyphens are removed."""
 _ENTITIES = {"amp": "&", "apos": "'", "quot": '"', "nbsp": " "}
+# Entities read as the character that they name; an entity that it would begin stays a word (`&amp;lt;`).
 _ENTITY = re.compile(
     r"&\s?((?i:amp|nbsp)|apos|quot)\s?;(?=((?:#[0-9]+|(?i:amp|nbsp|lt|gt|quot|apos|md|[mn]dash));)?)"
 )
-"""Entities read as the character that they name; an entity that it would begin stays a word (`&amp;lt;`)."""
 _ACCENTED = re.compile(r"&[aeiou](?:acute|grave|uml);", re.IGNORECASE)
 _SINGLE = {
     "‐": "-", "‑": "-", "֊": "-", "٫": "", "٬": "",
@@ -202,31 +202,31 @@ _SINGLE = {
     "£": "#", "€": "$", "¢": "cents", "½": "1/2", "¼": "1/4", "¾": "3/4", "⅓": "1/3", "⅔": "2/3",
 }  # fmt: skip
 
+# Abbreviations, of titles above all, that keep their full stop in the Penn Treebank's tokens.
 _BEFORE_NAMES = str.split(
     "adj adm adv alex assoc asst atty ave brig capt cf cie cmdr col comdr cpl dept det dr drs elec ens ft "
     "gen gov govs hon insp invt jos lieut lt maj messrs mfg mlle mme mr mrs ms msgr mt mtg natl pfc ph "
     "pres prof profs pvt rep reps rev sen sens sfc sgt spc st ste supt vs wm"
 )
-"""Abbreviations, of titles above all, that keep their full stop in the Penn Treebank's tokens."""
+# Abbreviations that keep it, too, and may end a sentence: a single character behind it is not joined.
 _ENDINGS = str.split(
     "al ala apr ariz assn aug bancorp bhd bldg blvd bros calif co colo conn corp cos ct dak dec esq est "
     "etc ext feb fla fri ga inc ind intl jan jr jul jun kan kans ky ltd mar md mich minn mo mon mont neb "
     "nev nov oct okla penn plc ppte ppty pte ptes pty ptys rd rt sep sept seq sq sr sys tel tenn thu "
     "thurs tue tues univ va vt wed wis wisc wyo"
 )
-"""Abbreviations that keep it, too, and may end a sentence: a single character behind it is not joined."""
+# Abbreviations that keep it where they begin with a capital.
 _STATES = str.split("ark az del ill la mass miss ore pa tex wash")
-"""Abbreviations that keep it where they begin with a capital."""
 _ENDINGS_OF_FILES = str.split(
     "bat bmp c class cgi cpp dll doc docx exe gif gz h htm html jar java jpeg jpg mov mp3 pdf php pl png ppt "
     "ps py sql tar txt wav x xml zip"
 )
+# Words that begin a sentence after a single letter with a full stop.
 _STARTERS = str.split(
     "a about according after an as at but earlier he her here however if in it last many more now once "
     "one other our she since so some such that the their then there these they this we what when while "
     "yet you"
 )
-"""Words that begin a sentence after a single letter with a full stop."""
 
 _L = f"[A-Za-z{LETTER}{MARK}]"
 _A = f"[A-Za-z0-9{LETTER}{DIGIT}{MARK}]"
@@ -256,12 +256,12 @@ _STARTER = _capitalized(_STARTERS)
 _SPLIT = frozenset(["cannot", "gonna", "gotta", "gimme", "lemme", "wanna"])
 # A number before a number may begin a fraction, as in `3 1/2`, or that of a telephone.
 _PLAIN = re.compile(rf"(?!(?:{_any(_SPLIT)})\b|[0-9]+ [0-9])[a-z0-9]+(?=\s|$|,\s)", re.ASCII | re.IGNORECASE)
+# A caption whose only marks are commas between words and a full stop at its end: its words are tokens, but
+# for those that the rules split, and for a last one whose stop may be its own. What may be the number of a
+# telephone is left to the rules.
 _SIMPLE = re.compile(
     r" *[a-z0-9]+(?:(?: ?, +| +(?![0-9]{3}[0-9 ]{3}))[a-z0-9]+)* *\.? *", re.ASCII | re.IGNORECASE
 ).fullmatch
-"""A caption whose only marks are commas between words and a full stop at its end: its words are tokens, but
-for those that the rules split, and for a last one whose stop may be its own. What may be the number of a
-telephone is left to the rules."""
 _STOPPED = frozenset([*_BEFORE_NAMES, *_ENDINGS, *(state.lower() for state in _STATES)])
 # The longest match counts, among equals the first. Groups, where a rule has them, are the tokens. A rule that
 # looks for a sign far behind looks only so far, else each token of a text without blanks is read to its end.

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from capeval_core.errors import FileError, Problems, did_you_mean, expanded_path, wrong_option
 from capeval_core.inputs.files import load_json
@@ -61,11 +61,17 @@ class _PrecomputedPhrases:
                 elif not phrase.strip():
                     problems.add(f"{name}[{index}] is empty: leave it out")
         problems.raise_if_any()
-        self._phrases = {caption: _phrases_or_text(listed, caption) for caption, listed in phrases.items()}
-        content = json.dumps(sorted((caption, listed.phrases) for caption, listed in self._phrases.items()))
-        self.fingerprint = f"given-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+        self._phrases: dict[str, Phrases] = {}
+        content: list[tuple[str, tuple[str, ...]]] = []
+        for caption, listed in phrases.items():
+            self._phrases[caption] = _phrases_or_text(listed, caption)
+            content.append((caption, self._phrases[caption].phrases))
+        # Sorted: the same phrases in another order of captions are the same source.
+        digest = hashlib.sha256(json.dumps(sorted(content)).encode()).hexdigest()
+        self.fingerprint = f"given-{digest[:16]}"
 
     def phrases(self, texts: Sequence[str]) -> list[Phrases]:
+        # An error and not the text itself: a caption that is spelt otherwise would score without a word.
         problems = Problems()
         for text in dict.fromkeys(texts):
             if text not in self._phrases:
@@ -81,13 +87,13 @@ def _phrases_or_text(phrases: Sequence[str], text: str) -> Phrases:
     return Phrases(tuple(dict.fromkeys(phrases))) if phrases else Phrases((text,), fallback=1)
 
 
-def _short(text: Any) -> str:
+def _short(text: object) -> str:
     """A caption in quotes, cut to 60 characters."""
     quoted = repr(text)
     return quoted if len(quoted) <= 60 else f"{quoted[:56]}...{quoted[0]}"
 
 
-def phrase_opener(spec: Any) -> Callable[..., PhraseSource]:
+def phrase_opener(spec: object) -> Callable[..., PhraseSource]:
     """Check what the option `phrases` of HICE-S names before any model is opened.
 
     Returns a function that opens the source, with the keywords `style`, `device`, `dtype`, `batch_size` and
@@ -114,7 +120,7 @@ def phrase_opener(spec: Any) -> Callable[..., PhraseSource]:
     return partial(FactualParser, FACTUAL if name == "factual" else name)
 
 
-def phrase_models(spec: Any) -> list[str]:
+def phrase_models(spec: object) -> list[str]:
     """The Hub repositories that a source of phrases opens."""
     from capeval_core.phrases.factual import FACTUAL
 

@@ -6,6 +6,7 @@ A parser drops articles and changes endings, so words are compared by a small st
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -37,8 +38,11 @@ def wrong_words(caption: str, wrong_phrases: Sequence[str], right_phrases: Seque
     Words that a wrong phrase shares with a right one are not marked, unless it has no other word in the
     caption.
     """
-    matches = list(_WORD.finditer(caption))
-    words = [match[0].casefold() for match in matches]
+    words: list[str] = []
+    spans: list[Span] = []
+    for match in _WORD.finditer(caption):
+        words.append(match[0].casefold())
+        spans.append(Span(*match.span()))
     right_words: set[int] = set()
     for phrase in right_phrases:
         right_words.update(_indices(words, phrase))
@@ -46,17 +50,18 @@ def wrong_words(caption: str, wrong_phrases: Sequence[str], right_phrases: Seque
     for phrase in wrong_phrases:
         indices = set(_indices(words, phrase))
         marked |= (indices - right_words) or indices
-    return _joined(caption, [Span(*matches[index].span()) for index in sorted(marked)])
+    return _joined(caption, [spans[index] for index in sorted(marked)])
 
 
 def _indices(words: Sequence[str], phrase: str) -> list[int]:
     """The words of a phrase: the shortest stretch with all of them in order, else the first of each."""
     places: dict[str, list[int]] = {}  # of each word of the phrase that the caption has
+    targets: list[str] = []
     for target in _WORD.findall(phrase.casefold()):
-        indices = [index for index, word in enumerate(words) if _alike(word, target)]
-        if indices:
-            places[target] = indices
-    targets = [target for target in _WORD.findall(phrase.casefold()) if target in places]
+        places[target] = [index for index, word in enumerate(words) if _alike(word, target)]
+        if places[target]:
+            targets.append(target)
+    # Articles are everywhere: they are looked for only where the caption has nothing else of the phrase.
     targets = [target for target in targets if target not in _LINKS] or targets
     if not targets:
         return []
@@ -64,8 +69,8 @@ def _indices(words: Sequence[str], phrase: str) -> list[int]:
     for start in places[targets[0]]:
         stretch = [start]
         for target in targets[1:]:
-            following = [index for index in places[target] if index > stretch[-1]]
-            stretch += following[:1]
+            position = bisect_right(places[target], stretch[-1])  # the first place behind the word before
+            stretch += places[target][position : position + 1]
         if len(stretch) == len(targets):
             stretches.append(stretch)
     if stretches:
@@ -74,7 +79,7 @@ def _indices(words: Sequence[str], phrase: str) -> list[int]:
 
 
 def _alike(word: str, target: str) -> bool:
-    """Whether two words are forms of one word: `dog` and `dogs`, `ride` and `riding`."""
+    """Return whether two words are forms of one word: `dog` and `dogs`, `ride` and `riding`."""
     if word == target:
         return True
     shared = 0

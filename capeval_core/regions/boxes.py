@@ -31,9 +31,9 @@ from capeval_core.weights.folder import WeightsError, WeightsFolder, file_checks
 from capeval_core.weights.lock import hold
 
 DETECTOR = "google/owlv2-base-patch16-ensemble"  # Apache 2.0, 0.6 GB
+# Least objectness of a box, which is trained to predict the box's class score; the class score from which
+# transformers takes a box of OWLv2 for a detection.
 THRESHOLD = 0.1
-"""Least objectness of a box, which is trained to predict the box's class score; the class score from which
-transformers takes a box of OWLv2 for a detection."""
 MAX_BOXES = 300  # of an image
 OVERLAP = 0.9  # intersection over union above which the worse of two boxes is dropped
 Floats = NDArray[np.float32]
@@ -60,7 +60,7 @@ def suppress_overlaps(corners: Floats, scores: Floats, overlap: float, max_boxes
     """The best of boxes (n, 4): the worse of two is dropped if their IoU is above `overlap`."""
     from torchvision.ops import nms
 
-    order = np.argsort(-scores, kind="stable")
+    order = np.argsort(-scores, kind="stable")  # torchvision's own sort may swap equal scores
     best_corners = corners[order]
     best_scores = scores[order]
     survivors = nms(torch.from_numpy(best_corners), torch.from_numpy(best_scores), overlap)
@@ -104,8 +104,9 @@ class Owlv2Boxes(BoxSource):
         corners, scores = self._detector.model(decoded)
         size = (decoded.height, decoded.width)
         corners = clipped(corners * np.float32(max(size)), size)  # of the square that the image was padded to
-        inside = (corners[:, 2:] > corners[:, :2]).all(axis=1) & (scores >= self._threshold)
-        return suppress_overlaps(corners[inside], scores[inside], OVERLAP, MAX_BOXES)
+        # Boxes of the padding alone are empty once they are clipped.
+        usable = (corners[:, 2:] > corners[:, :2]).all(axis=1) & (scores >= self._threshold)
+        return suppress_overlaps(corners[usable], scores[usable], OVERLAP, MAX_BOXES)
 
 
 def _read_processor(folder: WeightsFolder) -> Any:
@@ -135,6 +136,7 @@ class _Detector:
             model.load_state_dict(tensors)
         except Exception as error:  # a damaged config can raise anything
             raise WeightsError(f"detector {folder.name!r} cannot be built of its files: {error}") from error
+        # The heads of boxes stay in float32: 16 bits would move corners by pixels.
         model.owlv2.to(DTYPES[dtype])
         model.layer_norm.to(DTYPES[dtype])
         self._model = model.to(device).eval()
@@ -254,6 +256,7 @@ def _resized(pixels: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uin
     above, below, below_weight = _taps(pixels.shape[0], size[0])
     first, second, second_weight = _taps(pixels.shape[1], size[1])
     wide = pixels.astype(np.int64)
+    # Shifts by 4, 16 and 2 bits, with 2 added before the last: OpenCV's own order of roundings.
     across = second_weight[None, :, None]
     rows = wide[:, first] * (_WEIGHT_SUM - across) + wide[:, second] * across
     rows >>= 4
@@ -285,6 +288,7 @@ def read_output(raw: Floats, network: tuple[int, int], image: tuple[int, int]) -
     high = boxes.corners[:, 2:]
     low = np.where(low < _SNAP, 0, low)
     high = np.where(high > ends - _SNAP, ends, high)
+    # The margins of `letterbox` again, by the formula of the original.
     gain = min(network[0] / image[0], network[1] / image[1])
     left_margin = round((network[1] - image[1] * gain) / 2 - 0.1)
     top_margin = round((network[0] - image[0] * gain) / 2 - 0.1)

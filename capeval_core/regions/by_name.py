@@ -19,7 +19,7 @@ _EXPECTED = f"expected {', '.join(map(repr, _NAMES))}, or a JSON file of masks b
 _SETTING = re.compile(r"(?:(?P<weights>.+),)?(?P<setting>\w+)=(?P<value>[^,/]*)", re.DOTALL)
 
 
-def region_opener(spec: Any) -> Callable[..., RegionSource]:
+def region_opener(spec: object) -> Callable[..., RegionSource]:
     """Check what the option `regions` of HICE-S names before any model is opened.
 
     Returns a function that opens the source, with the keywords `device`, `dtype` and `later`: whether its
@@ -29,7 +29,7 @@ def region_opener(spec: Any) -> Callable[..., RegionSource]:
     if isinstance(spec, RegionSource):
         return lambda **settings: spec
     if isinstance(spec, Mapping):
-        masks = PrecomputedRegions(spec)
+        masks = PrecomputedRegions(spec)  # read here, so that wrong masks are an error before weights
         return lambda **settings: masks
     if not isinstance(spec, str | os.PathLike):
         raise wrong_option("regions", spec, "", f"{_EXPECTED}, or a RegionSource", kind=TypeError)
@@ -37,7 +37,7 @@ def region_opener(spec: Any) -> Callable[..., RegionSource]:
     if Path(name).suffix.lower() == ".json":
         masks = PrecomputedRegions.read(expanded_path(name))
         return lambda **settings: masks
-    kind, colon, weights = name.partition(":")
+    kind, colon, weights = name.partition(":")  # at the first one: weights may be a path of Windows
     takes_weights = kind != "colours"
     if kind not in _NAMES or (colon and not (takes_weights and weights)):
         raise wrong_option("regions", name, "", _EXPECTED + did_you_mean(kind, _NAMES))
@@ -47,7 +47,7 @@ def region_opener(spec: Any) -> Callable[..., RegionSource]:
     return partial(_open, kind, weights, threshold)
 
 
-def region_models(spec: Any) -> list[str]:
+def region_models(spec: object) -> list[str]:
     """The Hub repositories that a source of regions opens."""
     from capeval_core.regions.boxes import DETECTOR
     from capeval_core.regions.sam import SEGMENTER
@@ -80,8 +80,8 @@ def _split_threshold(name: str, kind: str, weights: str) -> tuple[str, float | N
     try:
         threshold = float(match["value"])
     except ValueError:
-        threshold = -1.0
-    if not 0 <= threshold <= 1:
+        threshold = -1.0  # refused below, with what is expected
+    if not 0 <= threshold <= 1:  # nor NaN, which `float` reads
         expected = f"expected a threshold from 0 to 1, as in '{kind}:threshold=0.2'"
         raise wrong_option("regions", name, "", expected)
     return match["weights"] or "", threshold
@@ -109,6 +109,7 @@ def _open(
     weights = weights or SEGMENTER
     folder = open_foreign_weights(weights, "segmenter", "sam", default=SEGMENTER, without=WITHOUT)
     hold(folder.name, folder.revision, folder.tensor_file)
+    # Features in the cache are found by it, without opening SAM at all.
     fingerprint = Sam.fingerprint_of(folder)
     sam = OpenedLater(lambda: Sam.open(folder, device=device, dtype=dtype))
     if not later:

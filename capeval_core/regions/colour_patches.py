@@ -32,6 +32,7 @@ class ColourRegions(RegionSource):
         size = (decoded.height, decoded.width)
         pixel_count = decoded.height * decoded.width
         step = math.ceil(math.sqrt(pixel_count / _LARGEST))
+        # int16, since differences of bytes would wrap around.
         pixels = np.asarray(decoded, dtype=np.uint8)[::step, ::step].astype(np.int16)
         patches, colours = _patches(pixels)
         runs = _runs_of(patches, _objects(patches, colours), step, size)
@@ -56,6 +57,7 @@ def _runs_of(
         first, last = np.searchsorted(sorted_owners, [patch, patch + 1])
         stretches = order[first:last]
         column, top = np.divmod(starts[stretches], rows)
+        # Pixels of the image, counted column by column: a stretch of the reduced image is `step` columns.
         bottom = np.minimum((ends[stretches] - column * rows) * step, size[0])
         image_columns = column * step + np.arange(step)[:, None]
         inside = image_columns < size[1]
@@ -66,7 +68,7 @@ def _runs_of(
 
 
 def _patches(pixels: NDArray[np.int16]) -> tuple[Integers, NDArray[np.float64]]:
-    """Per pixel the number of its patch, -1 for none, and the mean colour of each patch (n, 3).
+    """The number of the patch of each pixel, -1 for none, and the mean colour of each patch (n, 3).
 
     A patch starts from flat pixels, whose eight neighbours are alike: a soft edge, which changes from one
     colour to another by small steps, is not flat and joins nothing. Then patches grow over their edges.
@@ -92,7 +94,7 @@ def _patches(pixels: NDArray[np.int16]) -> tuple[Integers, NDArray[np.float64]]:
 
 
 def _alike(pixels: NDArray[np.int16], neighbours: NDArray[np.int16]) -> NDArray[np.bool_]:
-    """Whether the colours of two pixels differ by noise only, of (..., 3) and (..., 3)."""
+    """Return whether the colours of two pixels differ by noise only, of (..., 3) and (..., 3)."""
     alike: NDArray[np.bool_] = (np.abs(pixels - neighbours) <= _ALIKE).all(axis=-1)
     return alike
 
@@ -141,4 +143,5 @@ def _objects(patches: Integers, colours: NDArray[np.float64]) -> list[int]:
     if not len(border):
         return list(range(len(colours)))
     background = colours[np.bincount(border).argmax()]
+    # By the largest difference of a channel: a shadow darkens all of them a little.
     return [patch for patch, colour in enumerate(colours) if np.abs(colour - background).max() > _SHADOW]

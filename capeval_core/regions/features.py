@@ -13,11 +13,12 @@ from capeval_core.cache import SHARED, FeatureCache
 from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.images import ImageError, InputImage
 
+# `bua10_100`: 10 to 100 boxes by their confidence, for UNITER. `lxmert36`: the best 36, for LXMERT.
 Selection = Literal["bua10_100", "lxmert36"]
-"""`bua10_100`: 10 to 100 boxes by their confidence, for UNITER. `lxmert36`: the best 36, for LXMERT."""
 
 THRESHOLD = 0.2  # of a box's confidence, from bottom-up attention's script
-LEAST, MOST = 10, 100  # boxes of `bua10_100`
+LEAST = 10  # boxes of `bua10_100`
+MOST = 100
 FIXED = 36  # boxes of `lxmert36`
 
 
@@ -35,28 +36,28 @@ class BoxVisual:
     name: str
     content: str
     error: str | None
-    cached: str
-    found: BoxFeatures | None
+    cache_key: str
+    features: BoxFeatures | None
 
     @property
     def key(self) -> str:
-        self.load()
-        return self.cached
+        self.load()  # raises the error: what has no boxes has no key
+        return self.cache_key
 
     @property
     def identity(self) -> object:
         """Equal for visuals that are known to be equal without reading them."""
-        return self.where if self.found is None else self.cached
+        return self.where if self.features is None else self.cache_key
 
     def load(self) -> BoxFeatures:
-        if self.found is None:
+        if self.features is None:
             raise ImageError(self.error or "")
-        return self.found
+        return self.features
 
 
 def refuse_unusable(visual: BoxVisual) -> BoxVisual:
     """The visual, with an error where no box was found or numbers overflowed: no network reads such boxes."""
-    features = visual.found
+    features = visual.features
     if features is None:
         return visual
     if not len(features):
@@ -65,7 +66,7 @@ def refuse_unusable(visual: BoxVisual) -> BoxVisual:
         error = f'{visual.where}: features of {visual.name} are not finite: pass dtype="float32"'
     else:
         return visual
-    return replace(visual, error=error, found=None)
+    return replace(visual, error=error, features=None)
 
 
 def _are_finite(features: BoxFeatures) -> bool:

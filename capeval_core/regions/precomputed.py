@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from capeval_core.errors import FileError, Problem, Problems
 from capeval_core.inputs.files import load_json
@@ -70,6 +71,7 @@ class PrecomputedRegions(RegionSource):
         runs: list[rle.Runs] = []
         qualities: list[float] = []
         boxes: list[Sequence[float]] = []
+        # All masks are looked at first: one message names every one that does not fit.
         for index, entry in enumerate(entries):
             try:
                 mask, quality, box = _mask_quality_box(entry, (height, width))
@@ -86,6 +88,7 @@ class PrecomputedRegions(RegionSource):
     def _entries(self, image: InputImage) -> list[Any]:
         """The entries of an image, by its path or the file name that PIL keeps."""
         source = image.source
+        # PIL's own attribute: a data set that hands out opened files keeps their names so.
         path = getattr(source, "path", "") or getattr(getattr(source, "value", None), "filename", "")
         with within(image.where):
             if not path:
@@ -94,7 +97,7 @@ class PrecomputedRegions(RegionSource):
             return self._masks[self._names.only(os.fsdecode(path), "precomputed masks")]
 
 
-def _entry_problem(entry: Any) -> str | None:
+def _entry_problem(entry: object) -> str | None:
     """The reason why an entry cannot be a region, None where it can."""
     if isinstance(entry, np.ndarray):
         if entry.ndim == 2 and entry.dtype == np.bool_:
@@ -102,6 +105,7 @@ def _entry_problem(entry: Any) -> str | None:
         return f"is an array {entry.dtype}{entry.shape}: {_FORMS}"
     if not isinstance(entry, Mapping):
         return f"is a {type(entry).__name__}: {_FORMS}"
+    # COCO's annotations of things have polygons, whose pixels depend on who fills them.
     if isinstance(entry.get("segmentation"), list):
         return "is a polygon: write it as run lengths (pycocotools: mask.frPyObjects, then mask.merge)"
     runs = entry.get("segmentation", entry)
@@ -112,7 +116,9 @@ def _entry_problem(entry: Any) -> str | None:
     return f"is unknown: {_FORMS}"
 
 
-def _mask_quality_box(entry: Any, size: tuple[int, int]) -> tuple[rle.Runs, float, Sequence[float]]:
+def _mask_quality_box(
+    entry: NDArray[np.bool_] | Mapping[str, Any], size: tuple[int, int]
+) -> tuple[rle.Runs, float, Sequence[float]]:
     """Runs, quality and box of one region; ValueError where they do not fit the image."""
     if isinstance(entry, np.ndarray):
         _check_size(entry.shape, size)
@@ -131,7 +137,7 @@ def _mask_quality_box(entry: Any, size: tuple[int, int]) -> tuple[rle.Runs, floa
     height_and_width = _numbers("size", segmentation["size"], "[height, width]", 2)
     _check_size(tuple(map(int, height_and_width)), size)
     counts = segmentation["counts"]
-    if isinstance(counts, bytes):
+    if isinstance(counts, bytes):  # as pycocotools gives them
         counts = counts.decode("ascii")
     if isinstance(counts, str):
         lengths: Sequence[float] = rle.decompress(counts)
@@ -174,8 +180,9 @@ def _numbers(key: str, values: Any, expected: str, count: int | None = None) -> 
     return numbers
 
 
-def _by_image(content: Any) -> dict[str, list[Any]]:
+def _by_image(content: object) -> dict[str, list[Any]]:
     """{image id: [regions]} of the content of a JSON file."""
+    # A file of image ids cannot have one that is called so: it would be a file of COCO's annotations.
     if isinstance(content, dict) and "annotations" not in content:
         return content
     files: dict[Any, str] = {}
@@ -193,7 +200,7 @@ def _by_image(content: Any) -> dict[str, list[Any]]:
         if not isinstance(entry, dict) or "image_id" not in entry:
             raise ValueError(f"annotation {index} has no image_id")
         image_id = entry["image_id"]
-        name = files.get(image_id, str(image_id))
+        name = files.get(image_id, str(image_id))  # results have no `images`: their ids are the names
         regions.setdefault(name, []).append(entry)
     return regions
 
@@ -201,6 +208,7 @@ def _by_image(content: Any) -> dict[str, list[Any]]:
 def _digest(masks: Mapping[str, Any]) -> str:
     """A digest of all masks by image id."""
     digest = hashlib.blake2b(digest_size=8)
+    # In the order of ids, not of the file: the same masks are the same source.
     for key in sorted(masks):
         digest.update(key.encode())
         for entry in masks[key]:
@@ -211,6 +219,6 @@ def _digest(masks: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Bytes and arrays as JSON can write them."""
     return value.decode("ascii") if isinstance(value, bytes) else np.asarray(value).tolist()

@@ -46,6 +46,7 @@ class Regions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "areas", np.array([rle.area(runs) for runs in self.runs], dtype=np.int64))
         arrays: list[NDArray[Any]] = [self.quality, self.boxes, self.areas, *self.runs]
+        # They are shared between threads and by the cache.
         for array in arrays:
             array.setflags(write=False)
 
@@ -88,6 +89,7 @@ class Regions:
                 f"{count} masks need as many qualities and boxes, found {qualities.shape} and {corners.shape}"
             )
         regions = cls((int(size[0]), int(size[1])), tuple(runs), qualities.astype(np.float32), corners)
+        # An empty mask has no feature: the tower would see none of the image.
         not_empty = np.flatnonzero(regions.areas).tolist()
         return replace(regions.select(not_empty), dropped=count - len(not_empty))
 
@@ -128,7 +130,7 @@ class RegionSource(ABC):
     name: str
     fingerprint: str
 
-    def segment(self, image: Any) -> Regions:
+    def segment(self, image: object) -> Regions:
         """The regions of a PIL image, a path, an array or an `InputImage`, at its own size, or none.
 
         ImageError: the image cannot be read, or its regions cannot be loaded or made.
@@ -165,6 +167,7 @@ class CachedRegions(RegionSource):
     def find(self, image: InputImage) -> Regions:
         cached = self._cache.get([image.key])
         if cached:
+            # The cache keeps arrays: sizes, quality, boxes, then the runs of each mask.
             (height, width, dropped), quality, boxes, *runs = cached[image.key]
             return Regions((int(height), int(width)), tuple(runs), quality, boxes, int(dropped))
         regions = self.source.find(image)
@@ -177,6 +180,7 @@ def name_of(regions: Regions | RegionSource) -> str:
     """A text that names the regions of an image, or their source."""
     if isinstance(regions, RegionSource):
         return f"source {regions.fingerprint}"
+    # With the number of runs of each mask, since equal bytes may be cut into masks in several ways.
     lengths = f"runs {regions.size} {[len(runs) for runs in regions.runs]}"
     digest = hashlib.blake2b(lengths.encode(), digest_size=16)
     for runs in regions.runs:

@@ -40,7 +40,7 @@ def of_intervals(starts: NDArray[np.int64], ends: NDArray[np.int64], size: tuple
 
 def decode(runs: Runs, size: tuple[int, int]) -> Mask:
     """The mask (h, w) of runs that sum to h * w."""
-    values = (np.arange(len(runs)) % 2).astype(np.bool_)
+    values = (np.arange(len(runs)) % 2).astype(np.bool_)  # zeros and ones in turn
     mask: Mask = np.repeat(values, runs).reshape(size[::-1]).T
     return mask
 

@@ -32,19 +32,19 @@ from capeval_core.regions.regions import Regions, RegionSource
 from capeval_core.regions.sam_conversion import COPY, GAUSSIAN, MEAN, STD, SamConversion
 from capeval_core.weights.folder import WeightsError, WeightsFolder
 
+# SAM pruned to a tenth of ViT-B, 39 MB, Apache 2.0; the paper's MobileSAMv2 must be converted first.
 SEGMENTER = "Zigeng/SlimSAM-uniform-77"
-"""SAM pruned to a tenth of ViT-B, 39 MB, Apache 2.0; the paper's MobileSAMv2 must be converted first."""
+# Points along each side, least predicted intersection over union of a mask, and least one of the masks at
+# thresholds 1 above and below: those of SAM's release.
 GRID = {"points_per_crop": 32, "pred_iou_thresh": 0.88, "stability_score_thresh": 0.95}
-"""Points along each side, least predicted intersection over union of a mask, and least one of the masks at
-thresholds 1 above and below: those of SAM's release."""
+# Logits at the size of the image in memory at a time, of a grid of points.
 _GRID_LOGITS = 1 << 26
-"""Logits at the size of the image in memory at a time, of a grid of points."""
 _CHANNELS = 256  # of the features that SAM's decoder takes
 _SIDE = 64  # cells along each side of their grid
 _EPS = 1e-6
+# Of the layer norms in the decoder's transformer: PyTorch's default, as in the original. Configs on the Hub
+# have 1e-6, which moves logits by up to 6e-4.
 _DECODER_EPS = 1e-5
-"""Of the layer norms in the decoder's transformer: PyTorch's default, as in the original. Configs on the Hub
-have 1e-6, which moves logits by up to 6e-4."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class _TinyVit(nn.Module):
 
         super().__init__()
         backbone: Any = timm.create_model("tiny_vit_5m_224", num_classes=0)
-        backbone.stages[3].downsample.conv2.conv.stride = (1, 1)
+        backbone.stages[3].downsample.conv2.conv.stride = (1, 1)  # as in MobileSAM: 64 cells a side, not 32
         self.patch_embed = backbone.patch_embed
         self.stages = backbone.stages
         self.neck = nn.Sequential(
@@ -108,7 +108,7 @@ class _EfficientVit(nn.Module):
         maps = [self.stem(functional.interpolate(pixels, (512, 512), mode="bilinear", align_corners=False))]
         for stage in self.stages:
             maps.append(stage(maps[-1]))
-        return (self.norm(self.neck(maps[:1:-1])),)
+        return (self.norm(self.neck(maps[:1:-1])),)  # the last three, the deepest first
 
 
 class _Neck(nn.Module):
@@ -147,8 +147,8 @@ def _conv_norm(width_in: int, width_out: int, kernel: int) -> nn.Sequential:
     return nn.Sequential(OrderedDict(conv=conv, norm=nn.BatchNorm2d(width_out, eps=_EPS)))
 
 
+# Image encoders other than SAM's own, by their name in config.json.
 _ENCODERS = {"tiny_vit_5m": _TinyVit, "efficientvit_l2": _EfficientVit}
-"""Image encoders other than SAM's own, by their name in config.json."""
 
 
 def _modules(architecture: Mapping[str, Any]) -> nn.Module:
@@ -177,6 +177,7 @@ def _modules(architecture: Mapping[str, Any]) -> nn.Module:
     if encoder:
         model.vision_encoder = encoder()
     gaussian = model.shared_image_embedding.positional_embedding
+    # A copy: tensors have this matrix under two names, and they are filled strictly.
     model.prompt_encoder.shared_embedding.positional_embedding = nn.Parameter(gaussian.detach().clone())
     return cast(nn.Module, model.eval())
 
@@ -204,6 +205,7 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
         model.load_state_dict(tensors)
         encoder: Any = model.vision_encoder
         encoder.to(DTYPES[self.dtype])
+        # Hooks, since transformers passes pixels in float32 and wants features in it.
         encoder.register_forward_pre_hook(lambda module, inputs: (inputs[0].to(DTYPES[self.dtype]),))
         encoder.register_forward_hook(lambda module, inputs, output: (output[0].float(),))
         return model.to(self.device)
@@ -236,7 +238,9 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
     def resized(self, size: tuple[int, int]) -> tuple[int, int]:
         """Size (height, width) of the encoder's input: the longer side is fixed."""
         scale = self.image_size / max(size)
-        return int(size[0] * scale + 0.5), int(size[1] * scale + 0.5)
+        return int(size[0] * scale + 0.5), int(
+            size[1] * scale + 0.5
+        )  # halves up, where `round` has them even
 
     def preprocess(self, image: Image.Image) -> Tensor:
         """(3, image_size, image_size) float32: resized, normalised, with zeros on the right and below."""
@@ -261,6 +265,7 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
         x1, y1 in pixels of one image of (height, width)."""
         model: Any = self.model
         scaled = on_device(torch.from_numpy(self.scaled(corners, size)), self.device)
+        # All boxes of an image by few passes of the small decoder, each of bounded memory.
         logits: list[Tensor] = []
         quality: list[Tensor] = []
         with self._lock, torch.inference_mode(), exact_float32(self.device):
@@ -274,6 +279,7 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
     def scaled(self, corners: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:
         """(n, 4) boxes of an image of (height, width), in pixels of the resized image."""
         height, width = self.resized(size)
+        # In float64, as the original's numpy: a corner on the edge of a pixel may move else.
         ratio = np.tile(np.array([width / size[1], height / size[0]]), 2)
         return np.asarray(corners.astype(np.float64) * ratio, dtype=np.float32)
 
@@ -282,6 +288,7 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
         height, width = self.resized(size)
         side = self.image_size
         with exact_float32(self.device):
+            # First to the padded square, then without its padding to the image: two steps, as the original.
             large = functional.interpolate(logits, (side, side), mode="bilinear", align_corners=False)
             cropped = large[..., :height, :width]
             return functional.interpolate(cropped, size, mode="bilinear", align_corners=False)[:, 0]
@@ -296,7 +303,7 @@ class Sam(CheckedModel, tags=["mask-generation", "sam"]):
         runs = []
         for start in range(0, len(logits), at_once):
             masks = self.upsample(logits[start : start + at_once], size) > 0.0
-            runs += [rle.encode(mask) for mask in masks.cpu().numpy()]
+            runs += [rle.encode(mask) for mask in masks.cpu().numpy()]  # at once: masks take h w bytes each
         return Regions.of_runs(runs, size, quality=quality.cpu().numpy(), boxes=corners)
 
     def canary(self) -> NDArray[np.float32]:
@@ -318,6 +325,7 @@ class ObjectRegions(RegionSource):
 
     def find(self, image: InputImage) -> Regions:
         decoded = image.load().convert("RGB")
+        # Quality is the decoder's predicted IoU, not the detector's score.
         return self.sam.model.segment(decoded, self.boxes.find(decoded).corners)
 
 
@@ -339,15 +347,18 @@ class EverythingRegions(RegionSource):
         sam = self.sam.model
         pipeline = self._pipeline.model
         small = decoded
+        # The pipeline makes masks at the size of what it gets: of a large photograph they would not fit.
         if max(size) > sam.image_size:
             height, width = sam.resized(size)
             small = resized(decoded, (max(width, 1), max(height, 1)), Image.Resampling.BILINEAR)
         at_once = int(np.clip(_GRID_LOGITS // (3 * small.width * small.height), 1, 64))
         with self._lock, torch.inference_mode(), exact_float32(sam.device):
             output = pipeline(small, points_per_batch=at_once, **GRID)
-        masks = (Image.fromarray(np.asarray(mask, dtype=np.bool_)) for mask in output["masks"])
-        large = (np.asarray(mask.resize(decoded.size, Image.Resampling.NEAREST)) for mask in masks)
-        return Regions.of(large, np.asarray(output["scores"].cpu(), dtype=np.float32), size=size)
+        runs = []
+        for mask in output["masks"]:
+            small_mask = Image.fromarray(np.asarray(mask, dtype=np.bool_))
+            runs.append(rle.encode(np.asarray(small_mask.resize(decoded.size, Image.Resampling.NEAREST))))
+        return Regions.of_runs(runs, size, np.asarray(output["scores"].cpu(), dtype=np.float32))
 
 
 def _mask_pipeline(sam: Sam) -> Any:

@@ -21,8 +21,8 @@ from capeval_core.weights.conversion import Conversion, Shapes, Tensors, filled,
 MEAN = (123.675, 116.28, 103.53)
 STD = (58.395, 57.12, 57.375)  # of SAM's pixels, in levels of 255
 GAUSSIAN = "shared_image_embedding.positional_embedding"
+# Where transformers keeps the Gaussian matrix a second time.
 COPY = "prompt_encoder.shared_embedding.positional_embedding"
-"""Where transformers keeps the Gaussian matrix a second time."""
 
 _ENCODER = "image_encoder."
 _PARTS = {"PromtEncoder": "prompt_encoder", "MaskDecoder": "mask_decoder"}
@@ -42,9 +42,11 @@ class SamConversion(Conversion):
     decoder_heads: int | None = option(None, "attention heads of the mask decoder; None: 8", minimum=1)
 
     def load(self, path: Path) -> tuple[Mapping[str, Any], list[Path]]:
-        files = [path] if self.decoder is None else [path, Path(self.decoder)]
-        parts = [self._parts(read_checkpoint(file), file) for file in files]
-        encoder, decoder = parts[0][0], parts[-1][1]
+        files = [path]
+        encoder, decoder = self._parts(read_checkpoint(path), path)
+        if self.decoder is not None:  # it replaces one that a whole model has
+            files.append(Path(self.decoder))
+            _, decoder = self._parts(read_checkpoint(files[1]), files[1])
         if not encoder:
             raise ValueError(f"{path} has no image encoder: give mobile_sam.pt, l2.pt or a SAM here")
         if not decoder:
@@ -54,7 +56,9 @@ class SamConversion(Conversion):
 
     def _parts(self, content: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         """Image encoder and decoder of a checkpoint; either may be empty."""
-        encoder, decoder, outside = dict[str, Any](), dict[str, Any](), dict[str, Any]()
+        encoder: dict[str, Any] = {}
+        decoder: dict[str, Any] = {}
+        outside: dict[str, Any] = {}
         for name, tensor in content.items():
             name = name.removeprefix("model.")
             first, _, parameter = name.partition(".")
@@ -62,10 +66,11 @@ class SamConversion(Conversion):
                 encoder[name] = tensor
             elif first in ("prompt_encoder", "mask_decoder", *_PARTS):
                 decoder[f"{_PARTS.get(first, first)}.{parameter}"] = tensor
-            elif name not in ("pixel_mean", "pixel_std"):
+            elif name not in ("pixel_mean", "pixel_std"):  # in every file the same, and in the config here
                 outside[name] = tensor
         if not encoder and self.facts["kinds"].keys() & outside:  # an image encoder alone
-            encoder, outside = {_ENCODER + name: tensor for name, tensor in outside.items()}, {}
+            encoder = {_ENCODER + name: tensor for name, tensor in outside.items()}
+            outside = {}
         if outside or not encoder | decoder or (encoder and not self._kind(encoder)):
             parts = "image_encoder (a ViT, TinyViT or EfficientViT-L2), prompt_encoder or mask_decoder"
             outside_names = name_some(outside or encoder)
@@ -73,16 +78,20 @@ class SamConversion(Conversion):
         return encoder, decoder
 
     def _kind(self, content: Mapping[str, Any]) -> str | None:
-        return next((kind for name, kind in self.facts["kinds"].items() if _ENCODER + name in content), None)
+        """The kind of an image encoder, by a tensor that only this kind has."""
+        kinds: dict[str, str] = self.facts["kinds"]
+        for name, kind in kinds.items():
+            if _ENCODER + name in content:
+                return kind
+        return None
 
     def translate(self, content: Mapping[str, Any], notes: list[str]) -> Tensors:
         names = self.facts["encoders"][self._kind(content)]
-        tensors = super().translate(content, notes)
-        tensors = {
-            f"vision_encoder.{renamed(bare, names)}" if bare != name else name: tensor
-            for name, tensor in tensors.items()
-            for bare in [name.removeprefix(_ENCODER)]
-        }
+        tensors: Tensors = {}
+        for name, tensor in super().translate(content, notes).items():
+            if name.startswith(_ENCODER):
+                name = f"vision_encoder.{renamed(name.removeprefix(_ENCODER), names)}"
+            tensors[name] = tensor
         if GAUSSIAN in tensors:
             tensors[COPY] = tensors[GAUSSIAN]
         return tensors
@@ -93,8 +102,11 @@ class SamConversion(Conversion):
         heads = self.decoder_heads or 8
         evidence = "as given" if self.decoder_heads else "as in every release, since no tensor shows them"
         notes.append(f"decoder: {heads} attention heads, {evidence}")
-        config, kind = super().config(shapes, content, notes), self._kind(content)
-        sizes = {**config["architecture"], "kind": kind, **(self._vit(shapes) if kind == "vit" else {})}
+        sizes: dict[str, Any] = super().config(shapes, content, notes)["architecture"]
+        sizes["kind"] = self._kind(content)
+        if sizes["kind"] == "vit":  # the other encoders have one size each
+            sizes |= self._vit(shapes)
+        # Cross-attention runs at half the width, by which the tensors show the rate.
         inner = shapes["mask_decoder.transformer.layers.0.cross_attn_token_to_image.q_proj.weight"][0]
         sizes["decoder"] |= {
             "num_attention_heads": heads,
@@ -105,12 +117,21 @@ class SamConversion(Conversion):
     def _vit(self, shapes: Shapes) -> dict[str, Any]:
         vision = filled(self.facts["vit"], shapes)
         patch = shapes["vision_encoder.patch_embed.projection.weight"][3]
-        grid, layers = shapes["vision_encoder.pos_embed"][1], range(vision["num_hidden_layers"])
-        rows = [shapes[f"vision_encoder.layers.{layer}.attn.rel_pos_h"] for layer in layers]
-        reach = [(length + 1) // 2 for length, _ in rows]  # of relative positions: the side of a window
+        grid = shapes["vision_encoder.pos_embed"][1]
+        head_width = 0
+        window = grid
+        global_layers = []
+        for layer in range(vision["num_hidden_layers"]):
+            # Relative positions of a window of n cells are -(n - 1) to n - 1: 2 n - 1 rows.
+            rows, head_width = shapes[f"vision_encoder.layers.{layer}.attn.rel_pos_h"]
+            side = (rows + 1) // 2
+            if side == grid:
+                global_layers.append(layer)
+            else:
+                window = side
         vision |= {
-            "num_attention_heads": vision["hidden_size"] // rows[0][1],
-            "window_size": next((side for side in reach if side != grid), grid),
-            "global_attn_indexes": [layer for layer, side in enumerate(reach) if side == grid],
+            "num_attention_heads": vision["hidden_size"] // head_width,
+            "window_size": window,
+            "global_attn_indexes": global_layers,
         }
         return {"image_size": grid * patch, "patch_size": patch, "vision": vision}

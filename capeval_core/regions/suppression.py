@@ -38,10 +38,10 @@ class Suppression:
         return bound
 
     def pairs(self, boxes: Floats, rivals: Floats) -> NDArray[np.bool_]:
-        """Whether one of two boxes suppresses the other: (...) of (..., 4) and (..., 4)."""
+        """Return whether one of two boxes suppresses the other: (...) of (..., 4) and (..., 4)."""
         x0, y0, x1, y1 = np.moveaxis(boxes, -1, 0)
         u0, v0, u1, v1 = np.moveaxis(rivals, -1, 0)
-        pixel = np.float32(self.pixel)
+        pixel = np.float32(self.pixel)  # a Python float would widen the numbers of a single box in numpy 1
         width = np.clip(np.minimum(x1, u1) - np.maximum(x0, u0) + pixel, 0, None)
         height = np.clip(np.minimum(y1, v1) - np.maximum(y0, v0) + pixel, 0, None)
         shared = width * height
@@ -56,6 +56,7 @@ class Suppression:
         """Indices of at most `most` boxes (n, 4) that survive, of boxes that come best first."""
         alive = np.ones(len(boxes), dtype=bool)
         survivors: list[int] = []
+        # Greedy: only a box that survives itself drops others.
         for index in range(len(boxes)):
             if alive[index]:
                 survivors.append(index)
@@ -77,7 +78,7 @@ def class_confidences(boxes: Floats, scores: Floats, rule: Suppression, threshol
     As bottom-up attention's `tools/generate_tsv.py` (Anderson et al., CVPR 2018). scores: (n, classes),
     without background; those up to `threshold` do not count.
     """
-    by_class = np.ascontiguousarray(scores.T)
+    by_class = np.ascontiguousarray(scores.T)  # (classes, n)
     order = np.argsort(-by_class, axis=1, kind="stable").T  # n times the next best box of each class
     # Which boxes each box suppresses, a bit for each: one byte-wise OR then drops eight boxes of a class.
     bits = np.packbits(rule.pairs(boxes[:, None], boxes), axis=1, bitorder="little")

@@ -29,8 +29,8 @@ from capeval_core.inputs.objects import NOTHING
 from capeval_core.inputs.samples import Samples, other_length
 from capeval_core.metric import CaptionMetric, CommonOptions, Evidence, Model
 from capeval_core.options import option
-from capeval_core.phrases.ngrams import Floats
 from capeval_core.phrases.objects import Mention, ObjectWords, Reading, singulariser
+from capeval_core.ragged import Doubles
 from capeval_core.registry import facts
 from capeval_core.result import Values
 from capeval_core.rows import column, common_columns, row_schema
@@ -49,7 +49,7 @@ SUMS = (
 )
 
 
-def chair(sums: Floats) -> Floats:
+def chair(sums: Doubles) -> Doubles:
     """(..., 3) CHAIR-i, CHAIR-s and the recall of (..., 6) sums; a share of nothing is 0.
 
     CHAIR-i is the share of mentions whose object is not in the image, CHAIR-s the share of captions with such
@@ -60,7 +60,7 @@ def chair(sums: Floats) -> Floats:
     """
     parts = sums[..., [3, 1, 5]]
     wholes = sums[..., [2, 0, 4]]
-    shares: Floats = np.divide(parts, wholes, out=np.zeros_like(parts), where=wholes > 0)
+    shares: Doubles = np.divide(parts, wholes, out=np.zeros_like(parts), where=wholes > 0)
     return shares
 
 

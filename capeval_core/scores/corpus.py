@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from capeval_core.errors import warn, wrong_option
 from capeval_core.metric import CorpusStatistics
-from capeval_core.phrases.ngrams import LONGEST, Floats, Integers, TextBlock, Tokens
-from capeval_core.ragged import Ragged, inner
+from capeval_core.phrases.ngrams import LONGEST, TextBlock, Tokens
+from capeval_core.ragged import Doubles, Integers, Ragged, inner
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +133,7 @@ class DocumentFrequencies(CorpusStatistics):
             prefixes = ngrams
         return counts
 
-    def of_block(self, block: TextBlock) -> Iterator[Floats]:
+    def of_block(self, block: TextBlock) -> Iterator[Doubles]:
         """Per n from 1 to 4 the documents that hold the n-gram beginning at each word of texts, 0 if none."""
         numbers = {word: number for number, word in enumerate(self.words)}
         words = np.array([numbers.get(word, -1) for word in block.vocabulary], dtype=np.int64)[block.words]

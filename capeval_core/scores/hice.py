@@ -315,7 +315,7 @@ class HiceS(CaptionMetric):
             regions = self.regions.find(image)
         except ImageError as error:
             return RegionExplanation.of_failure(content, str(error), image)
-        visible = regions.select(features.kept.tolist())
+        visible = regions.select(features.region_indices.tolist())
         matches = PhraseMatches(
             row=row,
             phrases=text.phrases,
@@ -394,7 +394,7 @@ def _region_columns(captions: Sequence[EncodedText], images: Sequence[Any]) -> d
     """The columns of `HiceS.ROW` for captions and their images, one each."""
     from capeval_core.matching.greedy import match_arrays
 
-    whole_images = np.stack([image.whole for image in images])
+    whole_images = np.stack([features.image for features in images])
     texts = np.stack([caption.feature for caption in captions])
     phrases = [caption.phrase_features for caption in captions]
     lengths = np.array([len(features) for features in phrases])

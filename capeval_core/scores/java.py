@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow as pa
 
 from capeval_core.metric import CommonOptions, Model
-from capeval_core.phrases.ngrams import Floats
 from capeval_core.project import install_command
+from capeval_core.ragged import Doubles
 from capeval_core.registry import facts
 from capeval_core.result import Values
 from capeval_core.rows import column, row_schema
@@ -54,7 +54,7 @@ SUMS = (
 )
 
 
-def meteor_sums(statistics: Floats) -> Floats:
+def meteor_sums(statistics: Doubles) -> Doubles:
     """(n, 7) summands of `SUMS`, one row per caption, of the program's (n, 23) statistics.
 
     These are the lengths of caption and reference, their numbers of function words; by stage the content
@@ -75,7 +75,7 @@ def meteor_sums(statistics: Floats) -> Floats:
     return np.concatenate([matches, weighted, chunks, statistics[:, 21:23]], axis=1)
 
 
-def meteor(sums: Floats) -> Floats:
+def meteor(sums: Doubles) -> Doubles:
     """(..., 1) METEOR of (..., 7) sums: the weighted harmonic mean of precision and recall, less a penalty.
 
     >>> meteor(np.array([1.5, 1.5, 1.5, 1.5, 0.0, 2.0, 2.0])).round(3)
@@ -90,7 +90,7 @@ def meteor(sums: Floats) -> Floats:
     mean = np.divide(precision * recall, below, out=np.zeros_like(below), where=below > 0)
     words = sums[..., 5:].mean(axis=-1)
     fragments = np.divide(sums[..., 4], words, out=np.zeros_like(words), where=words > 0)
-    scores: Floats = (mean * (1 - GAMMA * fragments**BETA))[..., None]
+    scores: Doubles = (mean * (1 - GAMMA * fragments**BETA))[..., None]
     return scores
 
 

@@ -29,8 +29,6 @@ from capeval_core.metric import CaptionMetric, CommonOptions, CorpusOptions, Mod
 from capeval_core.options import option
 from capeval_core.phrases.ngrams import (
     LONGEST,
-    Floats,
-    Integers,
     Ngrams,
     TextBlock,
     Tokens,
@@ -39,7 +37,7 @@ from capeval_core.phrases.ngrams import (
     sums_by,
 )
 from capeval_core.phrases.ptb import REVISION, shared_words
-from capeval_core.ragged import Ragged, inner
+from capeval_core.ragged import Doubles, Integers, Ragged, inner
 from capeval_core.registry import facts
 from capeval_core.result import Result, Values
 from capeval_core.rows import column, common_columns, lists, row_schema
@@ -51,8 +49,8 @@ class WeightedNgrams(NamedTuple):
     """The n-grams of one length, the TF-IDF weight of each of each text, and (texts,) 1 / norm of these."""
 
     grams: Ngrams
-    weight: Floats
-    inverse: Floats
+    weight: Doubles
+    inverse: Doubles
 
 
 def words_of(samples: Samples, tokens: Callable[[str], Tokens] = shared_words) -> list[list[Tokens]]:
@@ -168,7 +166,7 @@ DIVISOR_EPSILON = 1e-9
 """COCO's evaluation adds these to counts and to their divisors, so that nothing is divided by 0."""
 
 
-def bleu(matches: Floats, totals: Floats, length: Floats, reference_length: Floats) -> Floats:
+def bleu(matches: Doubles, totals: Doubles, length: Doubles, reference_length: Doubles) -> Doubles:
     """(..., 4) BLEU-1 to BLEU-4 of counts: of one caption, or summed over a set.
 
     The geometric mean of the precisions of 1 to n words, times exp(1 - r / c) where the length c is below the
@@ -186,11 +184,11 @@ def bleu(matches: Floats, totals: Floats, length: Floats, reference_length: Floa
     ratio = (length + COUNT_EPSILON) / (reference_length + DIVISOR_EPSILON)
     with np.errstate(under="ignore"):
         brevity = np.exp(np.minimum(1 - 1 / ratio, 0.0))
-    scores: Floats = mean * np.asarray(brevity)[..., None]
+    scores: Doubles = mean * np.asarray(brevity)[..., None]
     return scores
 
 
-def bleu_of_sums(sums: Floats) -> Floats:
+def bleu_of_sums(sums: Doubles) -> Doubles:
     """(..., 4) BLEU-4, BLEU-1, BLEU-2 and BLEU-3 of (..., 10) sums: matches, totals and the two lengths."""
     scores = bleu(sums[..., :LONGEST], sums[..., LONGEST : 2 * LONGEST], sums[..., -2], sums[..., -1])
     return np.roll(scores, 1, axis=-1)  # BLEU-4 first: it is the score
@@ -265,7 +263,7 @@ BETA = 1.2
 """Weight of recall against precision, as in COCO's evaluation."""
 
 
-def rouge_l(precision: Floats, recall: Floats) -> Floats:
+def rouge_l(precision: Doubles, recall: Doubles) -> Doubles:
     """(1 + b^2) P R / (R + b^2 P) with b = 1.2; 0 where one of them is 0.
 
     >>> rouge_l(np.array([0.5, 0.0]), np.array([1.0, 0.0])).round(4)
@@ -338,7 +336,7 @@ class RougeL(NgramMetric):
         return Values(rouge_l(precision, recall), {"precision": precision, "recall": recall})
 
 
-def cosines(pools: CaptionPools, frequencies: DocumentFrequencies, *, clipped: bool) -> Floats:
+def cosines(pools: CaptionPools, frequencies: DocumentFrequencies, *, clipped: bool) -> Doubles:
     """(all references, 4) cosine of each reference with its caption, per n from 1 to 4: eq. 2 of the paper.
 
     The weight of an n-gram is its count times ln(documents / documents that hold it), eq. 1. `clipped` is
@@ -358,7 +356,7 @@ def cosines(pools: CaptionPools, frequencies: DocumentFrequencies, *, clipped: b
             facing = np.minimum(facing, level.weight)
         product = sums_by(grams.caption, facing * level.weight, len(block.pool))
         cosines_by_length.append(product * level.inverse * level.inverse[caption_of_text])
-    cosine: Floats = np.stack(cosines_by_length, axis=-1)
+    cosine: Doubles = np.stack(cosines_by_length, axis=-1)
     if clipped:
         cosine *= length_penalty(block.lengths[caption_of_text], block.lengths)[:, None]
     return cosine[pools.is_reference]

@@ -9,6 +9,7 @@ import numpy as np
 import open_clip
 import pytest
 import torch
+from PIL import Image
 
 import capeval_core
 from capeval_core.cache import FeatureCache
@@ -20,9 +21,19 @@ TEXTS = ["a dog", "", "A Dog's walking_home &amp; the dog!", "dog " * 30, "the</
 IMAGES = list(np.random.default_rng(1).integers(0, 256, (3, 70, 130, 3), dtype=np.uint8))
 
 
+def images_of_all_shapes() -> list[Image.Image]:
+    """Wide, tall, an odd margin, a strip, large, with transparency and with a palette."""
+    rng = np.random.default_rng(2)
+    shapes = ((70, 130), (131, 70), (160, 159), (3, 150), (300, 200))
+    images = [Image.fromarray(rng.integers(0, 256, (*shape, 3), dtype=np.uint8)) for shape in shapes]
+    transparent = Image.fromarray(rng.integers(0, 256, (90, 50, 4), dtype=np.uint8), "RGBA")
+    return [*images, transparent, transparent.quantize(16)]
+
+
+@pytest.mark.parametrize("resize", ["squash", "longest"])
 @torch.inference_mode()
-def test_features_are_those_of_open_clip(tmp_path: Path) -> None:
-    place = siglip_repository(tmp_path / "siglip")
+def test_features_are_those_of_open_clip(resize: str, tmp_path: Path) -> None:
+    place = siglip_repository(tmp_path / "siglip", resize)
     theirs, _, transform = open_clip.create_model_and_transforms(f"local-dir:{place}")
     theirs.eval()
     ours = seams.network("siglip", place)
@@ -36,9 +47,19 @@ def test_features_are_those_of_open_clip(tmp_path: Path) -> None:
     for row, (features, token_ids) in enumerate(zip(tokens.features, tokens.ids, strict=True)):
         assert len(features) == len(token_ids)
         assert np.allclose(features[-1], expected[row], rtol=0, atol=1e-5)
-    pixels = torch.stack([transform(seams.visual("image", image).load()) for image in IMAGES])
-    images = np.stack([image["features"] for image in seams.encode(ours, IMAGES)])
+    inputs = images_of_all_shapes()
+    pixels = torch.stack([transform(image) for image in inputs])
+    images = np.stack([image["features"] for image in seams.encode(ours, inputs)])
     assert np.allclose(images, theirs.encode_image(pixels).numpy(), rtol=0, atol=1e-5)
+
+
+def test_margins_of_another_colour_are_refused(tmp_path: Path) -> None:
+    place = siglip_repository(tmp_path / "siglip", "longest")
+    config = json.loads((place / "open_clip_config.json").read_text())
+    config["preprocess_cfg"]["fill_color"] = 255
+    (place / "open_clip_config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="expected 0"):
+        capeval_core.load("clips", weights=str(place))
 
 
 @pytest.mark.parametrize("name", ["pacs", "clips", "refclips"])

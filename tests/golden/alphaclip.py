@@ -115,6 +115,8 @@ def regions(case: Case, given: Given, encoder: Any, transform: str, name: str) -
     shown = [given.images[image] for image in rows]
     masks = [mask_regions([given.rows[row][1] for row in own]) for own in rows.values()]
     found = list(encoder.encode_regions(shown, masks, mask_transform=transform, cache=FeatureCache(0)))
-    kept = [own[index] for own, part in zip(rows.values(), found, strict=True) for index in part.kept]
+    kept = [
+        own[index] for own, part in zip(rows.values(), found, strict=True) for index in part.region_indices
+    ]
     ours = np.concatenate([part.regions for part in found])
     return case.compare(f"{name} by regions", ours, case.tolerance("features"), np.array(kept), output=name)

@@ -366,7 +366,7 @@ def open_clip_repository(folder: Path, *, custom: bool = True, quick: bool = Fal
     return folder
 
 
-def siglip_repository(folder: Path) -> Path:
+def siglip_repository(folder: Path, resize: str = "squash") -> Path:
     """A seeded SigLIP by open_clip's own classes, with a small unigram tokenizer, in open_clip's format."""
     from open_clip.model import CustomTextCLIP
     from tokenizers import Tokenizer
@@ -416,7 +416,7 @@ def siglip_repository(folder: Path) -> Path:
             "mean": [0.5, 0.5, 0.5],
             "std": [0.5, 0.5, 0.5],
             "interpolation": "bicubic",
-            "resize_mode": "squash",
+            "resize_mode": resize,
         },
     }
     (folder / "open_clip_config.json").write_text(json.dumps(config))
