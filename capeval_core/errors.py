@@ -97,9 +97,9 @@ def _assigned(name: str, value: object) -> str:
 class Problem(NamedTuple):
     """One thing that is wrong.
 
-    where: the place, such as `captions[3]`. found: what is wrong, as a predicate whose subject is the place
+    where: the place, such as `captions[3]`. text: what is wrong, as a predicate whose subject is the place
     ("is empty"), or as a sentence of its own ("the id is missing"). fix: what to do. kind: the error that it
-    is if it is the only one. predicate: which of the two `found` is; None: a predicate if it begins as one.
+    is if it is the only one. predicate: which of the two the text is; None: a predicate if it begins as one.
 
     >>> str(Problem("captions[3]", "is empty", "remove it"))
     'captions[3] is empty: remove it'
@@ -108,7 +108,7 @@ class Problem(NamedTuple):
     """
 
     where: str
-    found: str
+    text: str
     fix: str = ""
     kind: Kind = ValueError
     predicate: bool | None = None
@@ -116,11 +116,11 @@ class Problem(NamedTuple):
     @property
     def is_predicate(self) -> bool:
         if self.predicate is None:
-            return _PREDICATE.match(self.found) is not None
+            return _PREDICATE.match(self.text) is not None
         return self.predicate
 
     def __str__(self) -> str:
-        text = self.found
+        text = self.text
         if self.where and text:
             text = f"{self.where} {text}" if self.is_predicate else f"{self.where}: {text}"
         elif self.where:
@@ -128,10 +128,10 @@ class Problem(NamedTuple):
         return f"{text}: {self.fix}" if text and self.fix else text or self.fix
 
     def in_plural(self) -> str:
-        """`found` of several places: its first word is the verb of a predicate."""
+        """The text of several places: its first word is the verb of a predicate."""
         if not self.is_predicate:
-            return self.found
-        verb, blank, remainder = self.found.partition(" ")
+            return self.text
+        verb, blank, remainder = self.text.partition(" ")
         plural = _IRREGULAR_PLURALS.get(verb, verb.removesuffix("s"))
         return f"{plural}{blank}{remainder}"
 
@@ -192,7 +192,7 @@ def _together(problem: Problem, places: Sequence[str]) -> Problem:
         named.append(f"{len(places) - _MOST_PLACES:,} more")
     *first, last = named
     where = f"{file}{', '.join(first)} and {last}"
-    return problem._replace(where=where, found=problem.in_plural(), predicate=problem.is_predicate)
+    return problem._replace(where=where, text=problem.in_plural(), predicate=problem.is_predicate)
 
 
 class ProblemsError(Exception):

@@ -455,7 +455,7 @@ class CaptionMetric(ABC):
             media=cls.media,
             decoders=decoders,
             upright=options.exif == "turn",
-            kept=has_row,
+            has_row=has_row,
             progress=progress,
         )
 

@@ -103,9 +103,10 @@ def parsed(path: Path, text: str, first_line: int = 1) -> Any:
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
-        if len(result) < len(pairs):
-            counts = Counter(key for key, _ in pairs)
-            repeated.extend(key for key, count in counts.items() if count > 1)
+        if len(result) < len(pairs):  # rarely: this is called for each object of the file
+            for key, count in Counter(key for key, _ in pairs).items():
+                if count > 1:
+                    repeated.append(key)
         return result
 
     try:

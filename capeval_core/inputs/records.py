@@ -25,6 +25,11 @@ LOOKED_AT = 1_000
 """Records that tell the form of a file, or what a column holds."""
 
 
+def all_are(kind: type | tuple[type, ...], values: Iterable[object]) -> bool:
+    """Whether all values are of a type."""
+    return all(isinstance(value, kind) for value in values)
+
+
 @dataclass
 class Records:
     """The records of a file, in its order.
@@ -91,10 +96,11 @@ class TextSource:
 
     def check_names(self, columns: Sequence[str]) -> None:
         """Refuse a table with two columns of one name."""
-        repeated = [name for name, count in Counter(columns).items() if name and count > 1]
-        if repeated:
-            problem = f"has {repeated[0]!r} twice"
-            raise file_error(self.path, problem, "name each column once", index="the header")
+        for name, count in Counter(columns).items():
+            # Of equal names the last one would silently count. Empty ones are margins of a spreadsheet.
+            if name and count > 1:
+                problem = f"has {name!r} twice"
+                raise file_error(self.path, problem, "name each column once", index="the header")
 
     # what the names of values say
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from capeval_core.errors import FileError, Problem, Problems
 from capeval_core.inputs.files import load_json
-from capeval_core.inputs.images import ImageError, InputImage, refused, within
+from capeval_core.inputs.images import ImageError, InputImage, image_error, within
 from capeval_core.inputs.joining import Names
 from capeval_core.regions import rle
 from capeval_core.regions.regions import Regions, RegionSource
@@ -90,7 +90,7 @@ class PrecomputedRegions(RegionSource):
         with within(image.where):
             if not path:
                 fix = "pass its path, or set `image.filename`"
-                raise refused(f"there are no precomputed masks of {image.name}", fix)
+                raise image_error(f"there are no precomputed masks of {image.name}", fix)
             return self._masks[self._names.only(os.fsdecode(path), "precomputed masks")]
 
 

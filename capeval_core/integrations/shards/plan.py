@@ -142,7 +142,7 @@ def note_of_target(target: Place) -> dict[str, Any] | None:
     try:
         return read_note(target, verify_rows=True)
     except DamagedError as error:
-        warn(f"{target.address} {error.problems[0].found}: it is made again")
+        warn(f"{target.address} {error.problems[0].text}: it is made again")
         return None
 
 
