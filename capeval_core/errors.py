@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 
 Index = int | tuple[int | str, ...] | None  # position in an argument: `3`, `(3, 1)`, `(17, "bytes")`
 Kind = type[ValueError] | type[TypeError]
-_MOST_LINES = 20  # of a message
+_MOST_LINES = 20  # of a message; whoever has a thousand problems has one
 _MOST_PLACES = 3  # that are named in one line
 _PREDICATE = re.compile(
     r"^(is|are|has|have|(hold|name|need|give|fill|lack|begin)s?|cannot (be|run)|could not be|do(es)? not)\b"
@@ -170,6 +170,7 @@ class Problems(list[Problem]):
         kinds = {problem.kind for problem in self}
         if len(kinds) == 1:
             (kind,) = kinds
+            # A class of its own, such as FileError, which callers catch: only where it is true of all.
             if issubclass(kind, ProblemsError):
                 return kind(self)
         if all(issubclass(kind, TypeError) for kind in kinds):
@@ -297,6 +298,7 @@ def described(value: object, *, none: str = "None") -> str:
         return f"the {'bool' if isinstance(value, bool) else 'number'} {shown(value)}"
     kind = type(value).__name__
     article = "an" if kind[:1].lower() in "aeiou" else "a"
+    # Never the value itself: it may be a whole image, or hold what its owner does not want in a log.
     try:
         return f"{article} {kind} of length {len(cast(Sized, value))}"
     except Exception:  # a length of the user's own may fail in any way

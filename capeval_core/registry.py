@@ -87,6 +87,7 @@ def metric_class(name: str, media: str | None = None) -> type[CaptionMetric]:
     path = MEDIA_VARIANTS.get((name, media or "")) or METRICS.get(name) or JAVA_METRICS.get(name)
     if path is not None:
         return cast("type[CaptionMetric]", resolve_name(path))
+    # After our own, so that no package changes what `pacs` means; and only then: listing them takes a while.
     outside = _entry_points()
     if name in outside:
         return _load_entry_point(outside[name])
