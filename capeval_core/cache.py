@@ -221,7 +221,7 @@ def _database(folder: Path) -> sqlite3.Connection:
             raise
         problem = f"no features can be kept in a file there ({error})"
         fix = f"delete {_FILE} if it is damaged, or pass another folder"
-        raise wrong_option("cache", str(folder), problem, fix) from error
+        raise wrong_option("cache", str(folder), problem, fix, sentence=True) from error
     return disk
 
 

@@ -106,7 +106,9 @@ def _wrong_media(name: str, media: str) -> ProblemsError:
     if not hint and metrics_on_it:
         hint = f"; {' and '.join(metrics_on_it)} have it"
     listed = ", ".join(media_of_metric) or "none, it compares texts alone"
-    return wrong_option("media", media, f"{name} does not support this medium{hint} (known: {listed})")
+    return wrong_option(
+        "media", media, f"{name} does not support this medium{hint} (known: {listed})", sentence=True
+    )
 
 
 def facts(name: str) -> Callable[[Metric], Metric]:

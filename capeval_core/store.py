@@ -194,7 +194,9 @@ def check_folder(argument: str, path: str | os.PathLike[str]) -> Path:
             raise refusal(f"is a folder of something else ({min(names)})", "pass an empty or new one")
         try_writing(folder)
     except OSError as error:
-        raise refusal(f"nothing can be written there ({error.strerror})", "pass another folder") from error
+        raise refusal(
+            f"nothing can be written there ({error.strerror})", "pass another folder", sentence=True
+        ) from error
     return folder
 
 

@@ -70,7 +70,8 @@ class _DetectorConversion(Conversion):
             if values[key] not in (None, fixed_value)
         ]
         if problems:
-            raise file_error(path, problems[0], "pass the one that lies beside this checkpoint")
+            fix = "pass the one that lies beside this checkpoint"
+            raise file_error(path, problems[0], fix, sentence=True)
         notes.append(f"sizes, thresholds and means: of {path.name}")
         return {key: default if values[key] is None else values[key] for key, default in released.items()}
 

@@ -189,7 +189,7 @@ def box_source(value: object) -> Source[BoxFeatures]:
     if isinstance(value, (str, os.PathLike)):
         path = images.local_path(value)
         if not path.endswith(".npz"):
-            raise image_error(f"{quoted(path)} is not an .npz file", f"expected {_ACCEPTED}")
+            raise image_error(f"{quoted(path)} is not an .npz file", f"expected {_ACCEPTED}", sentence=True)
         return Boxes(partial(npz_arrays, path), quoted(path), path)
     if not isinstance(value, Mapping):
         raise image_error(f"is {described(value)}", f"expected {_ACCEPTED}", kind=TypeError)
@@ -212,7 +212,8 @@ def checked(arrays: Mapping[str, Any]) -> BoxFeatures:
             keys[RELEASED.get(key, key)] = key
     if "features" not in keys or keys.keys().isdisjoint(("boxes", "relative_boxes")):
         listed = ", ".join(map(repr, list(arrays)[:5])) or "none"
-        raise image_error(f"boxes or features are missing among the keys {listed}", f"expected {_ACCEPTED}")
+        problem = f"boxes or features are missing among the keys {listed}"
+        raise image_error(problem, f"expected {_ACCEPTED}", sentence=True)
     _refuse_misspelt(arrays)
     numbers: dict[str, _Floats] = {}
     for name in _SHAPES:
@@ -228,11 +229,12 @@ def checked(arrays: Mapping[str, Any]) -> BoxFeatures:
     features = numbers["features"]
     if not 1 <= len(boxes) <= MOST_BOXES or not 1 <= features.shape[1] <= _WIDEST:
         problem = f"there are {len(boxes) or 'no'} boxes, with {features.shape[1]:,} numbers each"
-        raise image_error(problem, f"expected 1 to {MOST_BOXES:,} boxes with at most {_WIDEST:,} numbers")
+        fix = f"expected 1 to {MOST_BOXES:,} boxes with at most {_WIDEST:,} numbers"
+        raise image_error(problem, fix, sentence=True)
     for name, array in numbers.items():
         if len(array) != len(boxes):
             problem = f"there are {len(boxes)} boxes but {len(array)} rows"
-            raise image_error(problem, "give every box its own", index=(keys[name],))
+            raise image_error(problem, "give every box its own", index=(keys[name],), sentence=True)
     _check_ranges(numbers, keys, size)
     selection = _selection_of(arrays["selection"]) if "selection" in keys else None
     return BoxFeatures(boxes, features, size, numbers.get("scores"), relative, selection)
@@ -245,7 +247,7 @@ def _refuse_misspelt(arrays: Mapping[str, Any]) -> None:
         if key not in NAMES and isinstance(key, str):
             hint = did_you_mean(key, NAMES, closeness=0.85)
             if hint:
-                raise image_error(f"there is {quoted(key)}, which is not known{hint}")
+                raise image_error(f"there is {quoted(key)}, which is not known{hint}", sentence=True)
 
 
 def _check_ranges(
@@ -288,7 +290,7 @@ def _check_ranges(
     if min(size) > 2 and 0 < boxes.max() <= 1 + _ROUNDED:
         problem = "no box reaches beyond the first pixel of the image, so these are shares of its sides"
         fix = 'multiply them by its width and height, or give them as "relative_boxes" (n, 6)'
-        raise image_error(problem, fix, index=("boxes",))
+        raise image_error(problem, fix, index=("boxes",), sentence=True)
 
 
 def _selection_of(value: object) -> str:
@@ -311,13 +313,15 @@ def _numbers(key: str, value: Any, name: str) -> _Floats:
         columns = {"boxes": (4,), "relative_boxes": (6,), "scores": ()}.get(name, array.shape[-1:])
         # A transposed (4, n) of four boxes would pass a check of the number of values alone.
         if not array.ndim or array.shape[1:] != columns:
-            raise image_error(f"the array has shape {array.shape}", f"expected {_SHAPES[name]}")
+            raise image_error(
+                f"the array has shape {array.shape}", f"expected {_SHAPES[name]}", sentence=True
+            )
         with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinity, refused below
             numbers = array.astype(np.float32)
         not_finite = np.argwhere(~np.isfinite(numbers))
         if len(not_finite):
             problem = f"the array has NaN or infinity, first at {not_finite[0].tolist()}"
-            raise image_error(problem, "leave such boxes out")
+            raise image_error(problem, "leave such boxes out", sentence=True)
         return numbers
 
 
@@ -563,12 +567,12 @@ class _Database(BoxFeatureStore):
         expected = "expected UNITER's image database"
         if isinstance(self.counts, dict) and self.counts and self.counts.keys().isdisjoint(key_of_name):
             problem = f"the numbers of boxes beside it are of other images: {next(iter(self.counts))!r}"
-            raise file_error(self.data, problem, expected)
+            raise file_error(self.data, problem, expected, sentence=True)
         entries: dict[str, bytes] = {}
         for name, key in key_of_name.items():
             # Keys are names of `.npz` files in UNITER's databases, mere ids in those of others.
             if f"{name}{EXTENSION}" in key_of_name:
-                raise file_error(self.data, f"the id {name!r} comes twice", expected)
+                raise file_error(self.data, f"the id {name!r} comes twice", expected, sentence=True)
             entries[name.removesuffix(EXTENSION)] = key
         return entries
 
@@ -578,7 +582,9 @@ class _Database(BoxFeatureStore):
             data = bytes(transaction.get(key))
         if data[:1] == b"\x80" and len(data) > 1:
             raise image_error(
-                "its entry is a pickle, which could run code", "compute it with `capeval regions`"
+                "its entry is a pickle, which could run code",
+                "compute it with `capeval regions`",
+                sentence=True,
             )
         arrays = npz_arrays(data) if data.startswith(b"PK\x03\x04") else _unpacked(data)
         n = self.counts if isinstance(self.counts, int) else self.counts.get(key.decode())
@@ -709,7 +715,9 @@ class _Lines(BoxFeatureStore):
             file.seek(offset)
             values = file.read(length).rstrip(b"\r\n").split(b"\t")
         if values[0].strip() != image_id.encode():
-            raise image_error("its line is no longer there", "open the file again, which has changed")
+            raise image_error(
+                "its line is no longer there", "open the file again, which has changed", sentence=True
+            )
         columns = dict(zip(self.columns, values, strict=True))
         prefix = "image" if self.columns == _BOTTOM_UP else "img"
         # Width first, though LXMERT's files have the height first.
@@ -735,7 +743,9 @@ def _lines_of(path: Path, header: str, size: int, time: int) -> Mapping[str, tup
                     problem = f"line {number} is not a line of an image"
                     if image_id in lines:
                         problem = f"the id {image_id[:200]!r} comes twice"
-                    raise file_error(path, problem, "expected one line per image, which begins with its id")
+                    raise file_error(
+                        path, problem, "expected one line per image, which begins with its id", sentence=True
+                    )
                 lines[image_id] = offset, len(line)
             offset += len(line)
     return lines

@@ -419,7 +419,9 @@ class _Collection:
             if entries and entries != folder.find(annotated[image_id]):
                 by_references = f"{annotated[image_id]!r} by the references"
                 problem = f"the id {image_id!r} has the {self.medium} {name!r}, and {by_references}"
-                self.problems.add(file_error(self.candidates.path, problem, "correct one of them"))
+                self.problems.add(
+                    file_error(self.candidates.path, problem, "correct one of them", sentence=True)
+                )
                 return
 
     # what is odd
@@ -431,7 +433,9 @@ class _Collection:
             first_id = first_ids.setdefault(entry, image_id)
             if first_id != image_id:
                 problem = f"the ids {first_id!r} and {image_id!r} both mean {PurePosixPath(entry).name!r}"
-                self.problems.add(file_error(self.candidates.path, problem, "write its id in one way"))
+                self.problems.add(
+                    file_error(self.candidates.path, problem, "write its id in one way", sentence=True)
+                )
         return len(first_ids) < len(entries)
 
     def warn_of_repeats(

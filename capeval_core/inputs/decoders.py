@@ -205,7 +205,8 @@ def frames_within_limits(path: Path, medium: str) -> int:
         raise InputError(Problem(f"the {medium}", f"cannot be read in {bounds}", fix))
     frames, *problem = json.loads(answer)
     if problem:
-        raise InputError(Problem(f"the {medium}", *problem))
+        text, fix, sentence = problem
+        raise InputError(Problem(f"the {medium}", text, fix, sentence=sentence))
     return int(frames)
 
 
@@ -231,4 +232,5 @@ def measure() -> None:
                 raise InputError(Problem("", f"has more than {most}", "cut it or scale it down"))
         print(json.dumps([frames]))
     except InputError as error:
-        print(json.dumps([0, error.problems[0].text, error.problems[0].fix]))
+        problem = error.problems[0]
+        print(json.dumps([0, problem.text, problem.fix, problem.sentence]))

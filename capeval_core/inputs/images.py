@@ -81,13 +81,18 @@ class ImageError(InputError):
 
 
 def image_error(
-    problem: str, fix: str = "", *, index: tuple[int | str, ...] = (), kind: Kind = ImageError
+    problem: str,
+    fix: str = "",
+    *,
+    index: tuple[int | str, ...] = (),
+    kind: Kind = ImageError,
+    sentence: bool = False,
 ) -> ImageError:
     """The error about a value that is not a visual, before its place in the input is known.
 
-    index: where in the value.
+    index: where in the value. sentence: as in `Problem`.
     """
-    error = ImageError(Problem("", problem, fix, kind))
+    error = ImageError(Problem("", problem, fix, kind, sentence))
     error.index = index
     return error
 
@@ -295,7 +300,9 @@ class _Changed(Source[Any]):
         try:
             return self.change(image)
         except ValueError as error:  # e.g. no way from the mode La to RGB
-            raise image_error(f"cannot change {self.name} ({image.mode}) to {self.how}: {error}") from None
+            raise image_error(
+                f"cannot change {self.name} ({image.mode}) to {self.how}: {error}", sentence=True
+            ) from None
 
 
 def in_rgb(image: InputImage) -> InputImage:
@@ -333,12 +340,14 @@ def local_path(value: str | os.PathLike[Any]) -> str:
     """A path that is not empty and no address."""
     path = os.fsdecode(value)
     if not path or "\0" in path:
-        raise image_error(f"the path {path!a} has a NUL character" if path else "the path is empty")
+        raise image_error(
+            f"the path {path!a} has a NUL character" if path else "the path is empty", sentence=True
+        )
     # Never fetched: a number would depend on what a server answers today, and a page of captions would make
     # this machine ask addresses for whoever wrote it.
     if URL.match(path):
         fix = "pass the path without file://" if path.startswith("file:") else "download it first"
-        raise image_error(f"{quoted(path)} is a URL, which is never fetched", fix)
+        raise image_error(f"{quoted(path)} is a URL, which is never fetched", fix, sentence=True)
     return path
 
 
@@ -348,7 +357,7 @@ def content_of_dict(value: Mapping[Any, Any]) -> tuple[str, bytes | None]:
     path: Any = value.get("path")
     if data is None and path is None:
         keys = ", ".join(map(repr, list(value)[:5])) or "no key"
-        raise image_error(f'a dict needs "bytes" or "path", and neither None, found {keys}')
+        raise image_error(f'a dict needs "bytes" or "path", and neither None, found {keys}', sentence=True)
     if data is not None and not isinstance(data, BYTES):
         raise image_error(f"is {described(data)}", "expected bytes or None", index=("bytes",), kind=TypeError)
     if path is not None and not isinstance(path, (str, os.PathLike)):
@@ -379,7 +388,7 @@ class File(Source[Any]):
     def decode(self, reduced: bool = False) -> Any:
         data = read_file(self.path) if self.data is None else self.data
         if not data:
-            raise image_error(f"{self.name} is empty (zero bytes)")
+            raise image_error(f"{self.name} is empty (zero bytes)", sentence=True)
         self._key = self._key or f"file:{_digest(data).hexdigest()}"
         image, self.traits = _decode(data, self.name, reduced)
         return image
@@ -390,10 +399,12 @@ def read_file(path: str, content: str = "image") -> bytes:
     with open_file(path, content) as file:
         size = os.fstat(file.fileno()).st_size
         if size > LONGEST_FILE:
-            raise image_error(f"{quoted(path)} has {size:,} bytes", f"too many for one {content}")
+            raise image_error(
+                f"{quoted(path)} has {size:,} bytes", f"too many for one {content}", sentence=True
+            )
         data = file.read()
         if not data:
-            raise image_error(f"{quoted(path)} is empty (zero bytes)")
+            raise image_error(f"{quoted(path)} is empty (zero bytes)", sentence=True)
         return data
 
 
@@ -406,14 +417,16 @@ def open_file(path: str, content: str = "image") -> Iterator[IO[bytes]]:
         mode = os.stat(path).st_mode  # noqa: PTH116  (a Path per image costs more than the call)
         if not stat.S_ISREG(mode):
             kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
-            raise image_error(f"{name} is {kind}", f"pass the path of one {content}")
+            raise image_error(f"{name} is {kind}", f"pass the path of one {content}", sentence=True)
         with Path(path).open("rb") as file:
             yield file
     except (FileNotFoundError, NotADirectoryError):
         fix = "~ is not expanded, write the whole path" if path.startswith("~") else ""
-        raise image_error(f"there is no file {name}", fix) from None
+        raise image_error(f"there is no file {name}", fix, sentence=True) from None
     except (OSError, UnicodeEncodeError) as error:  # half a character, which no path has
-        raise image_error(f"cannot read {name} ({getattr(error, 'strerror', None) or error})") from None
+        raise image_error(
+            f"cannot read {name} ({getattr(error, 'strerror', None) or error})", sentence=True
+        ) from None
 
 
 def open_image(file: str | IO[bytes]) -> Image.Image:
@@ -431,15 +444,17 @@ def _decoding(name: str, fix: str = "") -> Iterator[None]:
         raise
     except UnidentifiedImageError:
         problem = f"{name} is not an image in the formats that are opened, or its header is cut off"
-        raise image_error(problem, f"convert it to one of {OPENED}") from None
+        raise image_error(problem, f"convert it to one of {OPENED}", sentence=True) from None
     # The warning is raised where a user made warnings errors.
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise image_error(f"{name} is too large to trust ({short_reason(error)})", _BOMB) from None
+        raise image_error(
+            f"{name} is too large to trust ({short_reason(error)})", _BOMB, sentence=True
+        ) from None
     except Exception as error:  # Pillow's plugins raise whatever their parsing trips over
         reason = short_reason(error)
         is_cut_off = "truncated" in reason.lower() or isinstance(error, EOFError)
         reason = "truncated" if is_cut_off else f"truncated or damaged: {reason}"
-        raise image_error(f"cannot decode {name} ({reason})", fix) from None
+        raise image_error(f"cannot decode {name} ({reason})", fix, sentence=True) from None
 
 
 def _decode(data: bytes, name: str, reduced: bool) -> tuple[Image.Image, frozenset[str]]:
@@ -519,17 +534,19 @@ def _refuse_unfit(image: Image.Image, name: str) -> None:
     unread = bool(getattr(image, "tile", None)) or isinstance(image, ImageFile.StubImageFile)
     if isinstance(image, ImageFile.ImageFile) and unread and form not in (None, "MPO", *FORMATS):
         problem = f"{name} is in the format {form}, which is not opened"
-        raise image_error(problem, f"convert it to one of {OPENED}, or .load() it first")
+        raise image_error(problem, f"convert it to one of {OPENED}, or .load() it first", sentence=True)
     refuse_size(*image.size, name)
     if image.mode in ("I", "F") or image.mode.startswith("I;"):
         content = "floats" if image.mode == "F" else "more than 8 bits"
         problem = f"{name} has {content} per channel (mode {image.mode}), and does not say which is white"
         raise image_error(
-            problem, "scale it to 8 bits: divide 16 bits by 257, or by less if they are not used up"
+            problem,
+            "scale it to 8 bits: divide 16 bits by 257, or by less if they are not used up",
+            sentence=True,
         )
     # Not `n_frames`, for which Pillow reads a whole GIF. In an MPO lie a phone's depth map or thumbnail.
     if form != "MPO" and getattr(image, "is_animated", False):
-        raise image_error(f"{name} has more than one frame", "save one of them as an image")
+        raise image_error(f"{name} has more than one frame", "save one of them as an image", sentence=True)
 
 
 def refuse_size(width: int, height: int, name: str) -> None:
@@ -537,12 +554,14 @@ def refuse_size(width: int, height: int, name: str) -> None:
     limit = Image.MAX_IMAGE_PIXELS
     size = f"{name} is {width}x{height} pixels"
     if limit is not None and width * height > limit:
-        raise image_error(f"{size}, more than the limit of {limit:,} (a decompression bomb?)", _BOMB)
+        raise image_error(
+            f"{size}, more than the limit of {limit:,} (a decompression bomb?)", _BOMB, sentence=True
+        )
     if min(width, height) <= 1 or max(width, height) > _MAX_ASPECT_RATIO * min(width, height):
         fix = (
             f"an image needs 2 on each side, and no side may be {_MAX_ASPECT_RATIO} times the other: crop it"
         )
-        raise image_error(size, fix)
+        raise image_error(size, fix, sentence=True)
 
 
 # ---- pixels
@@ -575,7 +594,7 @@ class Pixels(Source[Image.Image]):
             high = float(value.max())
             if not (low >= -_ROUNDING and high <= 1 + _ROUNDING):
                 fix = "expected [0, 1]: divide by 255, or pass the pixels as they were before normalisation"
-                raise image_error(f"{self.name} has floats from {low:.4g} to {high:.4g}", fix)
+                raise image_error(f"{self.name} has floats from {low:.4g} to {high:.4g}", fix, sentence=True)
             # In float16 the product with 255 would be rounded to an eighth before it is to a whole number.
             wide = value.astype(np.float32) if value.dtype.itemsize < 4 else value
             value = np.rint(np.clip(wide, 0, 1) * 255).astype(np.uint8)
@@ -598,7 +617,9 @@ def _of_array(value: Any) -> Pixels:
     is_torch = is_tensor(value)
     if is_torch and (value.is_nested or value.device.type == "meta" or "strided" not in str(value.layout)):
         raise image_error(
-            "the tensor is nested, sparse or on the meta device", "pass a dense one with pixels"
+            "the tensor is nested, sparse or on the meta device",
+            "pass a dense one with pixels",
+            sentence=True,
         )
     if not is_torch:
         value = np.asanyarray(value)
@@ -606,15 +627,19 @@ def _of_array(value: Any) -> Pixels:
     dtype = str(value.dtype).rpartition(".")[2]
     name = f"the {'tensor' if is_torch else 'array'} of shape {shape}"
     if np.ma.is_masked(value):
-        raise image_error(f"{name} has masked pixels, an image has none", "pass array.filled(value)")
+        raise image_error(
+            f"{name} has masked pixels, an image has none", "pass array.filled(value)", sentence=True
+        )
     if dtype != "uint8" and not dtype.startswith(("float", "bfloat")):
         fix = "expected uint8, or float in [0, 1]: divide 16 bits by 65535, multiply a mask by 255"
-        raise image_error(f"{name} has dtype {dtype}", fix)
+        raise image_error(f"{name} has dtype {dtype}", fix, sentence=True)
     # torchvision gives (C, H, W), numpy has (H, W, C). A tensor of (3, H, 3) is both, and refused.
     channels_first = is_torch and len(shape) == 3 and shape[0] in (1, 3)
     channels_last = len(shape) == 3 and shape[2] in (1, 3, 4)
     if channels_first and channels_last:
-        raise image_error(f"{name} may be (C, H, W) and (H, W, C)", "pass a numpy array (H, W, C)")
+        raise image_error(
+            f"{name} may be (C, H, W) and (H, W, C)", "pass a numpy array (H, W, C)", sentence=True
+        )
     if not (channels_first or channels_last or len(shape) == 2):
         fix = "expected (H, W), (H, W, 3) or (H, W, 4)"
         if is_torch:
@@ -623,9 +648,9 @@ def _of_array(value: Any) -> Pixels:
             fix = f"{fix}; of a batch pass one after the other"
         if len(shape) == 3:
             fix = f"{fix}; of grey images pass a list, each (H, W)"
-        raise image_error(f"{name} is no image", fix)
+        raise image_error(f"{name} is no image", fix, sentence=True)
     if 0 in shape:
-        raise image_error(f"{name} has no pixels")
+        raise image_error(f"{name} has no pixels", sentence=True)
     # numpy cannot read a view that is negated lazily, as the imaginary part of a conjugate is.
     value = value.detach().resolve_neg() if is_torch else np.asarray(value)
     if channels_first:

@@ -162,13 +162,17 @@ class Names:
         if matches:
             several = " and ".join(map(repr, matches[:3]))
             raise image_error(
-                f"the id {quoted(image_id)} is ambiguous, it can mean {several}", "write it in full"
+                f"the id {quoted(image_id)} is ambiguous, it can mean {several}",
+                "write it in full",
+                sentence=True,
             )
         present = ""
         if self.entries:
             have = "has" if len(self.entries) == 1 else "have"
             present = f"; {counted(len(self.entries), 'image')} {have} ({some_of(self.entries)})"
-        raise image_error(f"{quoted(image_id)} has no {what}{present}", "add them, or correct the id")
+        raise image_error(
+            f"{quoted(image_id)} has no {what}{present}", "add them, or correct the id", sentence=True
+        )
 
 
 class Folder:
@@ -281,12 +285,12 @@ def only_matches(
             if len(entries) > 4:
                 several = f"{several} and more"
             problem = f"the id {image_id!r} is ambiguous, it can mean {several}"
-            problems.add(file_error(source, problem, "write its path"))
+            problems.add(file_error(source, problem, "write its path", sentence=True))
     if missing:
         # In one problem: with the wrong folder all ids are missing, for one reason.
         have = "has" if len(missing) == 1 else "have"
         problem = f"{len(missing):,} of {len(matches):,} ids ({some_of(missing)}) {have} {lacking}"
-        problems.add(file_error(source, problem, fix))
+        problems.add(file_error(source, problem, fix, sentence=True))
     return entry_of_id
 
 
@@ -331,7 +335,9 @@ def refuse_names(folder: Path, entries: Iterable[str], problems: Problems) -> No
     """Note names of files that no file of results could hold."""
     for name in entries:
         if not valid_unicode(name):
-            problems.add(file_error(folder, f"the name of {name!a} is not UTF-8", "rename that file"))
+            problems.add(
+                file_error(folder, f"the name of {name!a} is not UTF-8", "rename that file", sentence=True)
+            )
 
 
 def paths_by_id(folder: Path, problems: Problems) -> dict[str, Path]:
@@ -346,7 +352,7 @@ def paths_by_id(folder: Path, problems: Problems) -> dict[str, Path]:
         if len(files_of_id) > 1:
             problem = f"{' and '.join(map(repr, files_of_id))} would both be {image_id!r}"
             fix = "rename one of them, or run for each in a folder of its own"
-            problems.add(file_error(folder, problem, fix))
+            problems.add(file_error(folder, problem, fix, sentence=True))
     if not by_id:
         fix = f"expected files with the extension {', '.join(sorted(EXTENSIONS['image']))}"
         problems.add(file_error(folder, "holds no images", fix))

@@ -74,7 +74,7 @@ def records_of(source: TextSource, content: object, depth: int = 0) -> Records:
         # Which of their values is the text shows when columns are chosen.
         return Records(source.path, "objects by image id", _keyed_rows(content))
     fix = "expected {image id: caption or captions}, or a list of objects with an id and a caption each"
-    raise source.error(f"unknown form, found {described(content, none='null')}", fix)
+    raise source.error(f"unknown form, found {described(content, none='null')}", fix, sentence=True)
 
 
 # ---- the forms
@@ -127,7 +127,9 @@ def _add_visual(source: TextSource, visuals: dict[str, Record], visual: object, 
         first = visuals.setdefault(visual_id, fields)
         # Merged files repeat images: that is harmless, unless one id would mean two files.
         if first.get(FILE_NAME) != fields.get(FILE_NAME):
-            source.note_problem(place, f"the id {visual_id!r} is also that of {first.get(FILE_NAME)!r}")
+            source.note_problem(
+                place, f"the id {visual_id!r} is also that of {first.get(FILE_NAME)!r}", sentence=True
+            )
     if file_name and names.as_id(visual.get("id")) is None:
         source.note_problem(place, problem)
 

@@ -105,7 +105,7 @@ class Link:
             return False
         place = f"{self.references.place(owner)}: {self.references.columns[0]}"
         problem = "differ from those given for this id before"
-        problems.add(file_error(self.references.path, problem, index=place))
+        problems.add(file_error(self.references.path, problem, index=place, sentence=True))
         return True
 
     @cached_property
@@ -349,7 +349,7 @@ def _refuse_rival(
         listed = " and ".join(map(repr, columns))
         problem = f"{listed} name different images ({place} has the references {both})"
         settings = [setting("id_column", name) for name in columns]
-        problems.add(file_error(file.path, problem, f"choose {' or '.join(settings)}"))
+        problems.add(file_error(file.path, problem, f"choose {' or '.join(settings)}", sentence=True))
         raise problems.error()
 
 
@@ -391,7 +391,7 @@ def best_column(
             problem = f"{best!r} and {column!r} name different images {rows}"
             settings = f"{setting('id_column', best)} or {setting('id_column', column)}"
             fix = f"choose the column of image ids with {settings}"
-            problems.add(file_error(file.path, problem.replace(repr(KEY), "'key'"), fix))
+            problems.add(file_error(file.path, problem.replace(repr(KEY), "'key'"), fix, sentence=True))
             break
     return best
 

@@ -176,7 +176,9 @@ def _read_folder(source: TextSource) -> Records:
         # Some tools write both `0.txt` and `0.caption`: harmless while they say the same.
         if len(captions) > 1:
             listed = " and ".join(repr(path.name) for path in paths)
-            source.problems.add(source.error(f"{listed} hold different captions", "keep one of them"))
+            source.problems.add(
+                source.error(f"{listed} hold different captions", "keep one of them", sentence=True)
+            )
         rows.append({KEY: stem, VALUE: captions.pop()})  # any of several, whose difference is noted
     if not rows:
         fix = "expected a file, or a folder of captions such as 0.txt next to 0.jpg"

@@ -132,7 +132,7 @@ def _read_wide(file: TextFile, problems: Problems) -> None:
         image_id = str(row[id_column])
         if image_id in ids:
             problem = f"the id {image_id!r} comes twice, expected one row per image"
-            problems.add(file.records.error(index, problem))
+            problems.add(file.records.error(index, problem, sentence=True))
         ids.add(image_id)
         # A captioner may have no caption for an image; an image without any is a mistake.
         cells = [row[name] for name in file.columns if row[name].strip()]

@@ -115,7 +115,7 @@ class Frames(Source["Frames"]):
         if sampling.fps is not None and not self.timed:
             problem = f"{self.name} does not say when frames are shown, which fps needs"
             fix = "pass a video file, or take max_frames, or choose the frames yourself"
-            raise ImageError(Problem(where, problem, fix))
+            raise ImageError(Problem(where, problem, fix, sentence=True))
         return Reading(where, self, sampling)
 
     def __iter__(self) -> Iterator[Image.Image]:
@@ -238,9 +238,11 @@ def _frame_names(folder: str) -> list[str]:
                 if not entry.name.startswith(".") and bare(entry.name, "image") != entry.name:
                     images.append(entry.name)
     except OSError as error:
-        raise image_error(f"cannot read {quoted(folder)} ({error.strerror})") from None
+        raise image_error(f"cannot read {quoted(folder)} ({error.strerror})", sentence=True) from None
     if not images:
-        raise image_error(f"{quoted(folder)} holds no image", "write the frames of the video into it")
+        raise image_error(
+            f"{quoted(folder)} holds no image", "write the frames of the video into it", sentence=True
+        )
     return sorted(images, key=_by_number)
 
 
@@ -271,7 +273,7 @@ def video_source(value: Any) -> Frames:
         fix = "expected (T, H, W, 3) of an array or (T, 3, H, W) of a tensor"
         colours = shape[0] if imaging.is_tensor(value) else shape[-1]
         of_one_frame = "; of one frame [None]" if len(shape) == 3 and colours == 3 else ""
-        raise image_error(f"the frames have shape {shape}", fix + of_one_frame)
+        raise image_error(f"the frames have shape {shape}", fix + of_one_frame, sentence=True)
     frames = list(value) if shape is not None and is_array else imaging.as_list(value)
     if not frames:
         if frames is None:
@@ -315,7 +317,7 @@ def _opened(source: File) -> Iterator[_OpenVideo]:
         with needs("av", "video"):
             import av
         if not file.read(1):  # of which FFmpeg says that its data are invalid
-            raise image_error(f"{name} is empty (zero bytes)")
+            raise image_error(f"{name} is empty (zero bytes)", sentence=True)
         file.seek(0)
         # What decoders refuse to make room for: the bound of `refuse_size`, and room for their margins.
         limit = Image.MAX_IMAGE_PIXELS
@@ -330,10 +332,12 @@ def _opened(source: File) -> Iterator[_OpenVideo]:
             )
         except av.FFmpegError:
             fix = f"expected {_OPENED}, whole or cut off behind its header, or a list of images"
-            raise image_error(f"{name} is not a video that can be read", fix) from None
+            raise image_error(f"{name} is not a video that can be read", fix, sentence=True) from None
         with container:
             if container.metadata.get("major_brand", "")[:3] in ("avi", "hei", "hev", "mif", "msf"):  # HEIF
-                raise image_error(f"{name} is an image", "pass a list of images, or the path of their folder")
+                raise image_error(
+                    f"{name} is an image", "pass a list of images, or the path of their folder", sentence=True
+                )
             videos = container.streams.video
             # Without the picture on the cover of a record.
             streams = []
@@ -341,11 +345,15 @@ def _opened(source: File) -> Iterator[_OpenVideo]:
                 if not video.disposition & type(video.disposition).attached_pic:
                     streams.append(video)
             if not streams:
-                raise image_error(f"{name} has no video stream", f"pass a file with frames: {_OPENED}")
+                raise image_error(
+                    f"{name} has no video stream", f"pass a file with frames: {_OPENED}", sentence=True
+                )
             best = container.streams.best("video")
             stream = best if best in streams else streams[0]
             if stream.codec_context is None:
-                raise image_error(f"{name} is in a video codec that PyAV cannot decode", "convert it to MP4")
+                raise image_error(
+                    f"{name} is in a video codec that PyAV cannot decode", "convert it to MP4", sentence=True
+                )
             stream.codec_context.thread_count = 1
             stream.codec_context.options = most_pixels
             yield _OpenVideo(av, file, name, container, stream)
@@ -395,7 +403,9 @@ class _OpenVideo:
             self.count += 1
             yield frame
         if not self.count:
-            raise image_error(f"cannot decode {self.name} (its frames are damaged, or too large to trust)")
+            raise image_error(
+                f"cannot decode {self.name} (its frames are damaged, or too large to trust)", sentence=True
+            )
         notes = []
         if left_out:
             notes.append(f"damaged frames at its start are left out: {left_out:,}")

@@ -75,7 +75,7 @@ class PrecomputedRegions(RegionSource):
                 mask, quality, box = _mask_quality_box(entry, (height, width))
             except ValueError as error:
                 problem = f"mask {index} of {image.name} {error}"
-                problems.add(Problem(image.where, problem, kind=ImageError))
+                problems.add(Problem(image.where, problem, kind=ImageError, sentence=True))
                 continue
             runs.append(mask)
             qualities.append(quality)
@@ -90,7 +90,7 @@ class PrecomputedRegions(RegionSource):
         with within(image.where):
             if not path:
                 fix = "pass its path, or set `image.filename`"
-                raise image_error(f"there are no precomputed masks of {image.name}", fix)
+                raise image_error(f"there are no precomputed masks of {image.name}", fix, sentence=True)
             return self._masks[self._names.only(os.fsdecode(path), "precomputed masks")]
 
 

@@ -133,7 +133,7 @@ class Conversion(Settings):
             # At once: they would show as captions without a score, in each later run.
             if not bool(torch.isfinite(value).all()):
                 raise ValueError(f"{name} holds NaN or infinite values: the checkpoint is broken")
-            # float16 fits float32 exactly, and no processor multiplies float16 as exactly.
+            # float16 fits float32 exactly, in which scores are computed unless the user asks otherwise.
             dtype = value.dtype if self.keeps_type else torch.float32
             tensor = value.detach().to(torch.int64 if counts else dtype).contiguous()
             # A slice of a larger buffer could not be saved under two names.
