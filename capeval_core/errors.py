@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, cast
 
 Index = int | tuple[int | str, ...] | None  # position in an argument: `3`, `(3, 1)`, `(17, "bytes")`
 Kind = type[ValueError] | type[TypeError]
-_MOST_LINES = 20  # of a message; whoever has a thousand problems has one
+_MOST_LINES = 20  # of a message; a thousand problems mostly have one cause
 _MOST_PLACES = 3  # that are named in one line
 _IRREGULAR_PLURALS = {"is": "are", "has": "have", "does": "do", "cannot": "cannot", "could": "could"}
 

@@ -23,7 +23,7 @@ from capeval_core.inputs.files import EXTENSIONS, some_of
 from capeval_core.inputs.records import KEY, LOOKED_AT, VALUE, Records
 from capeval_core.options import Settings, option
 
-_LONGEST_ID = 1_000  # characters; taking captions of pages apart as paths would cost seconds
+_LONGEST_ID = 1_000  # characters; a longer text is not taken apart as a path
 _WEAK_LEVEL = 2  # the list of names from which on a column may be anybody's text
 COLUMN_OPTIONS = {"caption": "caption_column", "references": "reference_column"}
 """The option that names the column of a role."""
@@ -445,8 +445,8 @@ def select_records(
         problems.add(file_error(records.path, f"holds the splits {counted(counts)}", fix))
         indices = []
     if role == "references":
-        # VizWiz marks captions of pictures that show nothing and of rejected annotators; its own
-        # evaluation leaves them out.
+        # VizWiz marks captions of pictures too bad to see anything, and those that its checks rejected:
+        # neither describes the image.
         marks = [name for name in records.fields if names.is_name(name, "left_out")]
         for mark in marks:
             unmarked = [index for index in indices if not _is_true(records.rows[index].get(mark))]

@@ -173,7 +173,7 @@ def _read_folder(source: TextSource) -> Records:
         captions = set()
         for path in paths:
             captions.add(files.decoded(path, files.contents(path)).strip())
-        # Some tools write both `0.txt` and `0.caption`: harmless while they say the same.
+        # Both `0.txt` and `0.caption` may be there: harmless while they say the same.
         if len(captions) > 1:
             listed = " and ".join(repr(path.name) for path in paths)
             source.problems.add(

@@ -197,9 +197,9 @@ _BEGUN = re.compile(r"""\s*[\[(]\s*(?:["']|(?:nan|None|null)\s*[,\])])""")
 _ENDED = re.compile(r"""(?:["']|\b(?:nan|None|null|[\d.]+))\s*,?\s*[\])]+\s*$""")
 
 
-def is_written_list(text: str, *, whole: bool = True) -> bool:
-    """Whether a text was a list of strings; without `whole` also where it was cut off."""
-    return bool(_BEGUN.match(text) and (not whole or _ENDED.search(text)))
+def is_written_list(text: str, *, complete: bool = True) -> bool:
+    """Whether a text was a list of strings; not `complete`: also where it was cut off."""
+    return bool(_BEGUN.match(text) and (not complete or _ENDED.search(text)))
 
 
 def read_written_list(text: str) -> list[Any] | None:

@@ -89,6 +89,6 @@ def _times(span: object) -> str:
         return str(span)
     times = []
     for time in span:
-        # 12 and 12.0 are one time: JSON of Python and of MATLAB differ in this.
+        # 12 and 12.0 are one time, and the ids of two files are compared as texts.
         times.append(f"{time:g}" if isinstance(time, (int, float)) else str(time))
     return "-".join(times)

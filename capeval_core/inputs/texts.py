@@ -228,7 +228,7 @@ def _texts_of_value(file: TextFile, index: int, column: str, value: object) -> t
         return _texts_of_list(file, index, column, value), True
     texts = _checked_texts(file, index, column, value)
     if written is not None:
-        is_unread_list = may_be_list and is_written_list(written, whole=not is_list_column)
+        is_unread_list = may_be_list and is_written_list(written, complete=not is_list_column)
         holds_lists = file.records.is_table or file.role == "references"
         if is_unread_list or (holds_lists and is_written_list(written)):
             problem = f"is a list written as text ({written[:40]!r})"

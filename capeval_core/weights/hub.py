@@ -68,7 +68,7 @@ def download(
             repo_type=kind,
         )
         commit = about.sha
-        if not commit:  # as mirrors and proxies of the Hub leave it out
+        if not commit:
             raise OSError(f"{constants.ENDPOINT} gives no commit of {repository!r}: is it a Hub?")
         return str(commit)
 
