@@ -171,7 +171,8 @@ class Boxes(Source[BoxFeatures]):
             (problem,) = error.problems
             # Stores name their path in some messages and not in others.
             if self.origin not in problem.text:
-                error.problems[0] = problem._replace(text=f"{self.origin}: {problem.text}")
+                text = f"{self.origin}: {problem.text}"
+                error.problems[0] = problem._replace(text=text, sentence=True)
             raise
         self._key = self._key or boxes.key
         return boxes
