@@ -54,7 +54,7 @@ class _Memory(OrderedDict[str, Feature]):
             # A view would keep its whole batch alive.
             copies = tuple(array.copy() for array in _arrays(feature))
             for array in copies:
-                array.setflags(write=False)
+                array.setflags(write=False)  # whoever changed it would change later scores
             self[key] = copies if isinstance(feature, tuple) else copies[0]
             self.used.add(key)
             self.nbytes += _cost(key, feature)
@@ -173,8 +173,8 @@ class FeatureCache:
             key = key_of.get(stored_key)
             # A damaged page may hold anything instead of bytes.
             if key is not None and isinstance(value, bytes) and digest == _digest(key, value):
-                arrays = load(value)
-                ordered = tuple(arrays[str(number)] for number in range(len(arrays)))
+                arrays = load(value)  # {"0": ..., "1": ...}, in any order
+                ordered = tuple(arrays[name] for name in sorted(arrays, key=int))
                 features[key] = ordered if len(ordered) > 1 else ordered[0]
             else:
                 damaged += 1
@@ -221,7 +221,7 @@ def _database(folder: Path) -> sqlite3.Connection:
             raise
         problem = f"no features can be kept in a file there ({error})"
         fix = f"delete {_FILE} if it is damaged, or pass another folder"
-        raise wrong_option("cache", str(folder), problem, fix) from error
+        raise wrong_option("cache", str(folder), problem, fix, sentence=True) from error
     return disk
 
 

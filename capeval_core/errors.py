@@ -6,7 +6,6 @@ import difflib
 import inspect
 import numbers
 import os
-import re
 import shlex
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -20,12 +19,8 @@ from typing import Any, NamedTuple, cast
 
 Index = int | tuple[int | str, ...] | None  # position in an argument: `3`, `(3, 1)`, `(17, "bytes")`
 Kind = type[ValueError] | type[TypeError]
-_MOST_LINES = 20  # of a message
+_MOST_LINES = 20  # of a message; a thousand problems mostly have one cause
 _MOST_PLACES = 3  # that are named in one line
-_PREDICATE = re.compile(
-    r"^(is|are|has|have|(hold|name|need|give|fill|lack|begin)s?|cannot (be|run)|could not be|do(es)? not)\b"
-)
-"""Beginnings of texts that continue their place as a sentence; a `Problem` may state that its text does."""
 _IRREGULAR_PLURALS = {"is": "are", "has": "have", "does": "do", "cannot": "cannot", "could": "could"}
 
 
@@ -97,41 +92,35 @@ def _assigned(name: str, value: object) -> str:
 class Problem(NamedTuple):
     """One thing that is wrong.
 
-    where: the place, such as `captions[3]`. found: what is wrong, as a predicate whose subject is the place
-    ("is empty"), or as a sentence of its own ("the id is missing"). fix: what to do. kind: the error that it
-    is if it is the only one. predicate: which of the two `found` is; None: a predicate if it begins as one.
+    where: the place, such as `captions[3]`. text: what is wrong, a predicate whose subject is the place ("is
+    empty"). fix: what to do. kind: the error that it is if it is the only one. sentence: whether the text has
+    a subject of its own ("the id is missing"), and so is behind a colon.
 
     >>> str(Problem("captions[3]", "is empty", "remove it"))
     'captions[3] is empty: remove it'
-    >>> str(Problem("a.json", "the id 'x' comes twice"))
+    >>> str(Problem("a.json", "the id 'x' comes twice", sentence=True))
     "a.json: the id 'x' comes twice"
     """
 
     where: str
-    found: str
+    text: str
     fix: str = ""
     kind: Kind = ValueError
-    predicate: bool | None = None
-
-    @property
-    def is_predicate(self) -> bool:
-        if self.predicate is None:
-            return _PREDICATE.match(self.found) is not None
-        return self.predicate
+    sentence: bool = False
 
     def __str__(self) -> str:
-        text = self.found
+        text = self.text
         if self.where and text:
-            text = f"{self.where} {text}" if self.is_predicate else f"{self.where}: {text}"
+            text = f"{self.where}: {text}" if self.sentence else f"{self.where} {text}"
         elif self.where:
             text = self.where
         return f"{text}: {self.fix}" if text and self.fix else text or self.fix
 
     def in_plural(self) -> str:
-        """`found` of several places: its first word is the verb of a predicate."""
-        if not self.is_predicate:
-            return self.found
-        verb, blank, remainder = self.found.partition(" ")
+        """The text of several places: the first word of a predicate is its verb."""
+        if self.sentence:
+            return self.text
+        verb, blank, remainder = self.text.partition(" ")
         plural = _IRREGULAR_PLURALS.get(verb, verb.removesuffix("s"))
         return f"{plural}{blank}{remainder}"
 
@@ -144,7 +133,7 @@ class Problems(list[Problem]):
         if isinstance(problem, ProblemsError):
             self.extend(problem.problems)
         elif isinstance(problem, str):
-            self.append(Problem("", problem, kind=kind))
+            self.append(Problem("", problem, kind=kind, sentence=True))
         else:
             self.append(problem)
 
@@ -170,6 +159,7 @@ class Problems(list[Problem]):
         kinds = {problem.kind for problem in self}
         if len(kinds) == 1:
             (kind,) = kinds
+            # A class of its own, such as FileError, which callers catch: only where it is true of all.
             if issubclass(kind, ProblemsError):
                 return kind(self)
         if all(issubclass(kind, TypeError) for kind in kinds):
@@ -192,7 +182,7 @@ def _together(problem: Problem, places: Sequence[str]) -> Problem:
         named.append(f"{len(places) - _MOST_PLACES:,} more")
     *first, last = named
     where = f"{file}{', '.join(first)} and {last}"
-    return problem._replace(where=where, found=problem.in_plural(), predicate=problem.is_predicate)
+    return problem._replace(where=where, text=problem.in_plural())
 
 
 class ProblemsError(Exception):
@@ -256,17 +246,24 @@ def warn(message: str, category: type[UserWarning] = UserWarning) -> None:
     warnings.warn(message, category, stacklevel=level)
 
 
-def file_error(path: str | PathLike[str], problem: str, fix: str = "", index: str | None = None) -> FileError:
+def file_error(
+    path: str | PathLike[str],
+    problem: str,
+    fix: str = "",
+    index: str | None = None,
+    *,
+    sentence: bool = False,
+) -> FileError:
     """The error about a file or a folder, or a part of a file such as `line 3`."""
     where = os.fspath(path) if index is None else f"{os.fspath(path)}: {index}"
-    return FileError(Problem(where, problem, fix, FileError))
+    return FileError(Problem(where, problem, fix, FileError, sentence))
 
 
 def wrong_option(
-    name: str, value: object, problem: str, fix: str = "", kind: Kind = ValueError
+    name: str, value: object, problem: str, fix: str = "", kind: Kind = ValueError, *, sentence: bool = False
 ) -> ProblemsError:
     """The error about the value of an option: `batch_size=0 is ...`, or `--batch-size 0 is ...`."""
-    return Problems([Problem(_assigned(name, value), problem, fix, kind)]).error()
+    return Problems([Problem(_assigned(name, value), problem, fix, kind, sentence)]).error()
 
 
 def valid_unicode(text: str) -> bool:
@@ -297,6 +294,7 @@ def described(value: object, *, none: str = "None") -> str:
         return f"the {'bool' if isinstance(value, bool) else 'number'} {shown(value)}"
     kind = type(value).__name__
     article = "an" if kind[:1].lower() in "aeiou" else "a"
+    # Never the value itself: it may be a whole image, or hold what its owner does not want in a log.
     try:
         return f"{article} {kind} of length {len(cast(Sized, value))}"
     except Exception:  # a length of the user's own may fail in any way

@@ -101,13 +101,14 @@ class Item:
 
 def plan_of(entries: Sequence[WeightsEntry]) -> list[Item]:
     """The rows of entries and of the models that they are made from, each once."""
-    needed = dict[str, WeightsEntry]()
+    needed: dict[str, WeightsEntry] = {}
     for entry in entries:
+        # A base comes first: the conversion reads its tensors.
         base = entry_of(entry.settings.get("base", ""))
         if base is not None:
             needed[base.repository] = base
         needed[entry.repository] = entry
-    return [_item(entry) for entry in needed.values()]
+    return list(map(_item, needed.values()))
 
 
 def _item(entry: WeightsEntry) -> Item:
@@ -164,7 +165,11 @@ def fetch_items(items: Sequence[Item], wishes: Wishes = Wishes()) -> list[Path]:
 
 def replaceable_names(items: Sequence[Item]) -> list[str]:
     """The names of files of a plan that a copy can stand for; what the Hub has is taken from there."""
-    return [file.name for item in items if item.takes_copies for file in item.files]
+    names: list[str] = []
+    for item in items:
+        if item.takes_copies:
+            names += [file.name for file in item.files]
+    return names
 
 
 # repositories of their authors, as they are
@@ -197,8 +202,8 @@ def fetched_folder(entry: WeightsEntry, lock: Path) -> Path | None:
     digests = _known(entry, lock)
     for folder in sorted(_home(entry).glob("*/"), key=lambda path: path.stat().st_mtime, reverse=True):
         files = read_lock(folder / LOCK)
-        agree = all(digests.get(name, file.sha256) == file.sha256 for name, file in files.items())
-        if files and agree:
+        # Without a lock a kill may have left half of it; with other digests it is of another version.
+        if files and all(digests.get(name, file.sha256) == file.sha256 for name, file in files.items()):
             return folder
     return None
 
@@ -209,7 +214,11 @@ def _home(entry: WeightsEntry) -> Path:
 
 def _stated(entry: WeightsEntry) -> dict[str, str]:
     """Digests of an entry's files that the catalogue has, by their names in a lock."""
-    return {_lock_name(entry, file): file.sha256 for file in entry.files if file.sha256 is not None}
+    digests: dict[str, str] = {}
+    for file in entry.files:
+        if file.sha256 is not None:
+            digests[_lock_name(entry, file)] = file.sha256
+    return digests
 
 
 def _known(entry: WeightsEntry, lock: Path) -> dict[str, str]:
@@ -250,6 +259,7 @@ def _alone(entry: WeightsEntry) -> Iterator[None]:
     try:
         home.mkdir(parents=True, exist_ok=True)
         guard = FileLock(home / ".guard")
+        # Whoever waits without a word for a download of minutes looks as if it hung.
         try:
             guard.acquire(timeout=_PATIENCE)
         except Timeout:
@@ -278,6 +288,7 @@ def _convert(entry: WeightsEntry, wishes: Wishes) -> Path:
         files.append(LockedFile(_lock_name(entry, file), address, sha256_of(path)))
         if file.setting is not None:
             settings[file.setting] = str(path)
+    # The converted tensors are about as large as the release; refused before minutes of converting.
     size = paths[0].stat().st_size
     check_room(downloads, 0, size)
     if entry.network:
@@ -357,7 +368,9 @@ def may_fetch(entry: WeightsEntry) -> bool:
     """True if weights are fetched without being asked for: by `CAPEVAL_FETCH`, else where they are open and
     not huge."""
     wish = os.environ.get(FETCH, "")
-    size = (entry.size or 0) + sum(file.size or 0 for file in entry.files)
+    size = entry.size or 0
+    for file in entry.files:
+        size += file.size or 0
     return wish == "1" or (wish != "0" and is_open(entry.licence) and size <= LIMITS.unasked_bytes)
 
 

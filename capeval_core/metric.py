@@ -402,11 +402,11 @@ class CaptionMetric(ABC):
             medium = medium_of(unsuited[0])
             if medium in media_of(cls.name):
                 fix += f", or open load({cls.name!r}, media={medium!r})"
-            raise InputTypeError(Problem(at(unsuited[0]), problem, fix, TypeError, predicate=True))
+            raise InputTypeError(Problem(at(unsuited[0]), problem, fix, TypeError))
         if references is None and "images" in unsuited:  # they may have been meant as references
             problem = f"were passed, but {cls.name} compares texts alone"
             fix = "pass references=..."
-            raise InputTypeError(Problem(at(unsuited[0]), problem, fix, TypeError, predicate=True))
+            raise InputTypeError(Problem(at(unsuited[0]), problem, fix, TypeError))
         for name in unsuited:
             warn(f"{cls.name} compares texts alone: {name} are ignored")
         return None
@@ -416,7 +416,8 @@ class CaptionMetric(ABC):
         """Refuse `Options` that cannot work for this metric, before weights are opened."""
         if options.weights is not None and cls.default_weights is None:
             problem = f"{cls.name} has no weights"
-            raise wrong_option("weights", str(options.weights), problem, "leave the option out")
+            fix = "leave the option out"
+            raise wrong_option("weights", str(options.weights), problem, fix, sentence=True)
         if options.device is not None:
             from capeval_core.models.device import resolve_device  # brings torch
 
@@ -455,7 +456,7 @@ class CaptionMetric(ABC):
             media=cls.media,
             decoders=decoders,
             upright=options.exif == "turn",
-            kept=has_row,
+            has_row=has_row,
             progress=progress,
         )
 

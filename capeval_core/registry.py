@@ -87,6 +87,7 @@ def metric_class(name: str, media: str | None = None) -> type[CaptionMetric]:
     path = MEDIA_VARIANTS.get((name, media or "")) or METRICS.get(name) or JAVA_METRICS.get(name)
     if path is not None:
         return cast("type[CaptionMetric]", resolve_name(path))
+    # After our own, so that no package changes what `pacs` means; and only then: listing them takes a while.
     outside = _entry_points()
     if name in outside:
         return _load_entry_point(outside[name])
@@ -105,7 +106,9 @@ def _wrong_media(name: str, media: str) -> ProblemsError:
     if not hint and metrics_on_it:
         hint = f"; {' and '.join(metrics_on_it)} have it"
     listed = ", ".join(media_of_metric) or "none, it compares texts alone"
-    return wrong_option("media", media, f"{name} does not support this medium{hint} (known: {listed})")
+    return wrong_option(
+        "media", media, f"{name} does not support this medium{hint} (known: {listed})", sentence=True
+    )
 
 
 def facts(name: str) -> Callable[[Metric], Metric]:

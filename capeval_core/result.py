@@ -102,17 +102,16 @@ class Result:
         (0, 0.779, None)
         """
         number = self._number(index, "result[{}]", -len(self)) % len(self)
-        parts = {name: values[number] for name, values in self.parts.items()}
-        return {
-            "index": number,
-            self.key: self.scores[number],
-            **parts,
-            "group": self.groups[number],
-            "error": self.errors.get(number),
-        }
+        row: dict[str, Any] = {"index": number, self.key: self.scores[number]}
+        for name, values in self.parts.items():
+            row[name] = values[number]
+        row["group"] = self.groups[number]
+        row["error"] = self.errors.get(number)
+        return row
 
     def _number(self, index: object, place: str, least: int = 0) -> int:
         """The index of a caption as an int; TypeError or IndexError if it is not one."""
+        # A slice would look as if several captions came out; `by` and `to_pandas` are for that.
         if not isinstance(index, (int, np.integer)) or isinstance(index, bool):
             raise TypeError(f"{place.format(repr(index))}: expected the number of a caption")
         if not least <= index < len(self):
@@ -138,16 +137,17 @@ class Result:
         """
         import pandas as pd
 
-        errors = [self.errors.get(index) for index in range(len(self))]
+        errors = list(map(self.errors.get, range(len(self))))
         columns = {self.key: self.scores, **self.parts, "group": self.groups, "error": errors}
         # A Series each, so that a column of lists stays one column.
         frame = pd.DataFrame({name: pd.Series(values) for name, values in columns.items()})
         return frame.rename_axis("index")
 
     def _ordered(self, n: int, *, worst_first: bool) -> list[dict[str, Any]]:
-        scored = [index for index, score in enumerate(self.scores) if np.isfinite(score)]
+        scored = np.flatnonzero(np.isfinite(self.scores)).tolist()
         # The worst first are the lowest first, unless lower is better.
         highest_first = self.higher_is_better is not worst_first
+        # Stable: of equal scores the earlier caption comes first, either way.
         scored.sort(key=self.scores.__getitem__, reverse=highest_first)
         return [self[index] for index in scored[: max(n, 0)]]
 
@@ -209,8 +209,7 @@ class Result:
         """The number to report by its key, and further ones of a corpus metric: BLEU-4, then BLEU-1 to 3."""
         if self.formula is not None:
             return self.formula.values(np.asarray(self.summands, dtype=np.float64))
-        finite = [score for score in self.scores if np.isfinite(score)]
-        return {self.key: float(np.mean(finite)) if finite else math.nan}
+        return {self.key: _finite_mean(self.scores)}
 
     @property
     def corpus(self) -> dict[str, float]:
@@ -219,9 +218,9 @@ class Result:
             return self.numbers
         parts: dict[str, float] = {}
         for name, values in self.parts.items():
+            # Other parts are texts, or lists of one number per reference or region.
             if all(isinstance(value, (int, float)) for value in values):
-                finite = [value for value in values if math.isfinite(value)]
-                parts[name] = float(np.mean(finite)) if finite else math.nan
+                parts[name] = _finite_mean(values)
         return {**parts, **self.numbers}
 
     def by(self, labels: Sequence[str]) -> dict[str, Result]:
@@ -260,12 +259,19 @@ class Result:
         marked = {}
         for name, captions in (self.marked or {}).items():
             marked[name] = frozenset(place for place, index in enumerate(indices) if index in captions)
+
+        def at_indices(column: Sequence[Any]) -> list[Any]:
+            return [column[index] for index in indices]
+
+        parts = {}
+        for name, values in self.parts.items():
+            parts[name] = at_indices(values)
         return replace(
             self,
-            scores=[self.scores[index] for index in indices],
-            parts={name: [values[index] for index in indices] for name, values in self.parts.items()},
-            groups=[self.groups[index] for index in indices],
-            summands=None if self.summands is None else [self.summands[index] for index in indices],
+            scores=at_indices(self.scores),
+            parts=parts,
+            groups=at_indices(self.groups),
+            summands=None if self.summands is None else at_indices(self.summands),
             counts=_counts(len(indices), errors, marked),
             errors=errors,
             marked=marked,
@@ -294,14 +300,17 @@ class Result:
         """
         if not isinstance(other, Result):
             raise TypeError(f"compare: expected another Result, found a {type(other).__name__}")
+        # First: where a metric has no test, whether the results are comparable is of no use.
         self._clusters("compare()")
+        # Files of earlier versions state options at their defaults: the same settings, in other words.
         if self.signature != other.signature:
             _check_settings(current_signature(self.signature), current_signature(other.signature))
         return self.compare_within_run(other, level)
 
     def compare_within_run(self, other: Result, level: float = 0.95) -> statistics.Comparison:
         """`compare` for another system of one run, whose signature may differ in the number of references."""
-        first, second = (result._clusters("compare()") for result in (self, other))
+        first = self._clusters("compare()")
+        second = other._clusters("compare()")
         return statistics.paired_comparison(first, second, level=level)
 
     def explain(self, index: int) -> Mapping[str, Any]:
@@ -349,15 +358,19 @@ class Result:
             raise TypeError("scores should be numbers, or null")
         columns: dict[str, Any] = {"scores": scores, "groups": list(saved["groups"])}
         if formula is not None:
-            columns["summands"] = [_numbers(row) for row in saved["summands"]]
-            if any(len(row) != len(formula.sums) for row in columns["summands"]):
+            columns["summands"] = list(map(_numbers, saved["summands"]))
+            if not set(map(len, columns["summands"])) <= {len(formula.sums)}:
                 raise ValueError(f"summands should be {len(formula.sums)} numbers per caption")
-        parts = {name: _numbers(part) for name, part in dict(saved["parts"]).items()}
-        if len(set(map(len, [*columns.values(), *parts.values()]))) != 1:
-            lengths = ", ".join(f"{len(column)} {name}" for name, column in (columns | parts).items())
-            raise ValueError(f"it has {lengths}, which should have the same length")
-        counts_are_integers = all(type(number) is int for number in dict(saved["counts"]).values())
-        if not counts_are_integers or not all(isinstance(group, str) for group in columns["groups"]):
+        parts: dict[str, list[Any]] = {}
+        for name, part in dict(saved["parts"]).items():
+            parts[name] = _numbers(part)
+        lengths = {name: len(column) for name, column in (columns | parts).items()}
+        if len(set(lengths.values())) != 1:
+            listed = ", ".join(f"{length} {name}" for name, length in lengths.items())
+            raise ValueError(f"it has {listed}, which should have the same length")
+        # `type` and not isinstance: True would count as 1.
+        counts_are_integers = set(map(type, dict(saved["counts"]).values())) <= {int}
+        if not counts_are_integers or not set(map(type, columns["groups"])) <= {str}:
             raise TypeError("groups should be texts, counts whole numbers")
         # Infinity is null in JSON, and earlier files have no range.
         low, high = saved.get("range") or (None, None)
@@ -368,6 +381,7 @@ class Result:
             **columns,
             parts=parts,
             counts=Counts(**saved["counts"]),
+            # JSON's keys are texts.
             errors={int(index): reason for index, reason in dict(saved["errors"]).items()},
             relative=saved.get("relative"),
             formula=formula,
@@ -427,8 +441,16 @@ def _check_settings(first: str, second: str) -> None:
 
 def _counts(captions: int, errors: Mapping[int, str], marked: Mapping[str, frozenset[int]]) -> Counts:
     """The numbers of captions, of those that failed, and of those with each mark."""
-    marks = {name: len(indices) for name, indices in marked.items()}
-    return Counts(captions, failed=len(errors), **marks)
+    truncated = len(marked.get("truncated", ()))
+    empty = len(marked.get("empty", ()))
+    return Counts(captions, failed=len(errors), truncated=truncated, empty=empty)
+
+
+def _finite_mean(values: Sequence[float]) -> float:
+    """The mean of the values that are not NaN; NaN without any."""
+    numbers = np.asarray(values, dtype=np.float64)
+    finite = numbers[np.isfinite(numbers)]
+    return float(np.mean(finite)) if len(finite) else math.nan
 
 
 def parts_of(values: Values, rows: pa.Table) -> dict[str, Any]:
@@ -443,6 +465,7 @@ def warn_of(result: Result) -> None:
     """Warn of captions that are partly unread, and of a number that its formula's constants make."""
     if result.unseen_share > _WARNED_SHARE:
         warn(f"{result.metric}: {result.unseen}")
+    # Of few captions a zero is nothing odd, and no interval is expected of them.
     if result.lack is not None and len(result) >= statistics.LEAST_IMAGES:
         consequence = f"{result.key}={result.mean:.2g} is effectively 0, so no interval or test is available"
         warn(f"{result.metric}: {result.lack}: {consequence}")
@@ -466,6 +489,11 @@ def json_text(content: object) -> str:
 
 def _numbers(saved: Sequence[Any]) -> list[Any]:
     """A component as it was: in a list of numbers, `plain` left None where there was NaN or an infinity."""
-    if not all(value is None or type(value) in (int, float) for value in saved):
+    # Other lists stay as they are: None is a value of theirs, such as a caption without a phrase.
+    if not set(map(type, saved)) <= {int, float, type(None)}:
         return list(saved)
-    return [value if value is not None and math.isfinite(value) else math.nan for value in saved]
+    numbers = []
+    for value in saved:
+        is_finite = value is not None and math.isfinite(value)
+        numbers.append(value if is_finite else math.nan)
+    return numbers

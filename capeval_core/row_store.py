@@ -16,7 +16,7 @@ from capeval_core.inputs.images import ImageError, Visual
 from capeval_core.inputs.samples import Samples
 from capeval_core.limits import LIMITS
 from capeval_core.rows import canonical
-from capeval_core.store import DamagedError, Kept, check_folder, digest_of, read_kept
+from capeval_core.store import DamagedError, TableStore, check_folder, digest_of, read_kept
 
 CONTENT = "content"
 """The column of stored rows with the digest of caption, image and references."""
@@ -26,6 +26,7 @@ def kept_rows(folder: str | PathLike[str]) -> Callable[[str, Any, Sequence[str]]
     """A test for whether a folder, or one below it, has a row of a caption, its image and its references."""
     digests: set[str] = set()
     for path in Path(folder).rglob("*.parquet"):
+        # Damage and files of something else only cost a check; `RowStore` tells of them.
         with suppress(DamagedError, KeyError):
             rows, _ = read_kept(path)
             encoded = rows.filter(pc.is_null(rows["error"]))
@@ -46,11 +47,12 @@ def content_of(caption: str, visual: Visual[Any], references: Sequence[str]) -> 
     return digest_of(json.dumps([caption, image, references]).encode())
 
 
-class RowStore(Kept):
+class RowStore(TableStore):
     """Rows in a folder, each with a digest of caption, image and references, and only reused for these."""
 
     def __init__(self, path: str | PathLike[str], schema: pa.Schema, stamp: Mapping[str, Any]) -> None:
         folder = check_folder("rows", path)
+        # A metric of another package may change its columns under the same fingerprint of weights.
         columns = ", ".join(f"{field.name} {field.type}" for field in schema)
         stamp = {**stamp, "columns": digest_of(columns.encode())}
         super().__init__(
@@ -74,6 +76,7 @@ class RowStore(Kept):
             samples.indices, samples.captions, samples.images, references, strict=True
         ):
             digest = content_of(*content)
+            # By place and content: rows hold their index, and a caption that moved is another row.
             if stored.get(index) == digest:
                 reusable.append(index)
             else:
@@ -95,6 +98,7 @@ class RowStores(dict[str, RowStore]):
         """The rows in a folder, None without one."""
         if folder is None:
             return None
+        # Once per folder and stamp: two stores of one folder would each lack what the other appends.
         key = json.dumps([str(Path(folder).resolve()), stamp], sort_keys=True)
         if key not in self:
             self[key] = RowStore(folder, schema, stamp)

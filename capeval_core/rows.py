@@ -44,12 +44,13 @@ def common_columns(
     """The common columns for a part of a batch; the keyword arguments come from the encoder."""
     captions = batch.captions[part]
     references = [[]] * len(captions) if batch.references is None else batch.references[part]
+    reference_counts = list(map(len, references))
     return {
         "index": batch.indices[part],
         "group": groups,
         "error": errors,
         "truncated": truncated.astype(np.int32),
-        "references": np.array([len(texts) for texts in references], dtype=np.int32),
+        "references": np.array(reference_counts, dtype=np.int32),
         "empty": [not caption.strip() for caption in captions],
     }
 
@@ -127,6 +128,7 @@ def nullable(values: NDArray[np.floating[Any]]) -> pa.Array:
 
 def lists(values: Any, lengths: NDArray[np.int64]) -> pa.ListArray:
     """A list column: consecutive values, of an array or a torch tensor, in lists of these lengths."""
+    # lengths 2 0 1 -> offsets 0 2 2 3: Arrow takes the values as they are, without a Python list per row.
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     if hasattr(values, "numpy"):
         values = values.numpy()
@@ -136,6 +138,7 @@ def lists(values: Any, lengths: NDArray[np.int64]) -> pa.ListArray:
 def canonical(rows: pa.Table) -> pa.Table:
     """Rows sorted by index, the last one of each index only, however they were gathered."""
     index = rows["index"].to_numpy()
+    # The last one: a row that failed is encoded again, and appended behind the failed one.
     # np.unique finds the first place of each value: in the reversed column this is the last one.
     _, place_from_end = np.unique(index[::-1], return_index=True)
     last_places = len(index) - 1 - place_from_end

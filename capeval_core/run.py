@@ -80,7 +80,7 @@ class Task(Generic[Encoder]):
         self.reused = 0  # rows that the folders had
         self._memory = FreedMemory()
         # Of each sample of all systems, the number of its system.
-        self._system = np.repeat(np.arange(len(systems)), [len(samples) for samples in systems])
+        self._system = np.repeat(np.arange(len(systems)), list(map(len, systems)))
         self._systems: list[_System] = []
         missing: list[bool] = []  # of each sample, whether its row has to be encoded
         for samples, folder in zip(systems, folders, strict=True):
@@ -94,6 +94,7 @@ class Task(Generic[Encoder]):
             missing += [index in digests for index in samples.indices]
         counts = np.array(text_counts(self.samples), dtype=np.int64)
         self.texts = np.where(missing, counts, 0)  # to be encoded, of each sample
+        # Smaller windows with a folder: rows go to the disk after each, and a kill costs the last one.
         has_folder = self._systems[0].store is not None
         self.texts_together = LIMITS.texts_between_shards if has_folder else LIMITS.texts
 
@@ -109,7 +110,8 @@ class Task(Generic[Encoder]):
             system = self._systems[number]
             rows = table.filter(pa.array(numbers == number))
             if system.store is not None:
-                digests = [system.digests[index] for index in rows["index"].to_pylist()]
+                # Stored before an error ends the run: the next one need not encode these again.
+                digests = list(map(system.digests.__getitem__, rows["index"].to_pylist()))
                 system.store.append(rows.append_column(CONTENT, pa.array(digests, pa.string())))
             if self.metric.options.on_error == "raise":
                 errors = rows["error"].drop_null().to_pylist()
@@ -163,9 +165,10 @@ def _encode(task: Task[Any], places: NDArray[np.int64]) -> Iterator[int]:
 
 def _by_image(tasks: Sequence[Task[Any]]) -> NDArray[np.int64]:
     """An order of the captions of all systems in which those of one image follow each other."""
+    # Metrics on texts alone have stand-ins for images, none of which two captions share.
     on_visuals = [task for task in tasks if task.metric.media]
     systems = (on_visuals or tasks)[0].systems
-    if len(systems) == 1:
+    if len(systems) == 1:  # whose order, of the user's files, usually has them together already
         return np.arange(len(tasks[0].texts))
     rank: dict[int, int] = {}  # of an image, by its source
     ranks = []
@@ -184,6 +187,6 @@ class FreedMemory:
     def add(self, rows: int) -> None:
         """Count rows that have been made."""
         self._rows += rows
-        if self._rows >= 512 and self._trim is not None:
+        if self._rows >= 512 and self._trim is not None:  # the call costs milliseconds
             self._trim(0)
             self._rows = 0

@@ -219,12 +219,14 @@ class Clusters:
         sums: Doubles = np.zeros((len(names), *columns.shape[1:]))
         np.add.at(sums, members, columns)
         counts = np.bincount(members, minlength=len(names)).astype(np.float64)
+        # `compat` and scales of one's own may leave the metric's range: clipping would cut off the truth.
         low = range[0] if (values >= range[0]).all() else -math.inf
         high = range[1] if (values <= range[1]).all() else math.inf
         return Clusters(names, sums, counts, formula, visual, (low, high))
 
     def take(self, images: NDArray[np.int64]) -> Clusters:
-        return replace(self, **{name: getattr(self, name)[images] for name in ("names", "sums", "counts")})
+        names = self.names[images]
+        return replace(self, names=names, sums=self.sums[images], counts=self.counts[images])
 
     def evenly(self) -> Clusters:
         """The same images, each with one caption: the mean of its captions."""
@@ -387,8 +389,11 @@ def _moves_of_means(systems: Sequence[Clusters]) -> tuple[float, Doubles, Double
         mean = system.sums.sum() / unit / system.counts.sum()
         contributions = system.sums / unit / system.counts.sum()
         influences.append(sign * n * (contributions - share * mean))
-    left_out = [influence / (1 - share) for influence, share in zip(influences, shares, strict=True)]
-    without = np.add.reduce(left_out) / n
+    # Without image i a mean moves by influence_i / (1 - share_i) / n, exactly.
+    moves = []
+    for influence, share in zip(influences, shares, strict=True):
+        moves.append(influence / (1 - share))
+    without = np.add.reduce(moves) / n
 
     def bends(z: Doubles) -> tuple[float, float]:
         return float(np.mean(z * (n * shares[0] - 1))), 0.0

@@ -40,7 +40,7 @@ class DamagedError(ValueError):
 
 
 @dataclass(eq=False)
-class Kept:
+class TableStore:
     """Tables in a folder, for the next run. A kill costs what was not flushed yet, damage its own file.
 
     Every file holds the stamp, all that its rows depend on, and is refused with another one; its name has the
@@ -89,12 +89,14 @@ class Kept:
             self.flush()
 
     def flush(self) -> None:
+        """Write the tables that wait, as one file."""
         if self._waiting and self._writable:
             try:
                 self._write(pa.concat_tables(self._waiting))
             except OSError as error:
                 place = f"{self.argument}={str(self.folder)!r}"
                 problem = f"{place} cannot be written any more ({error.strerror})"
+                # Features that a training reads again cannot be left out; rows are in memory as well.
                 if self.required:
                     raise OSError(
                         f"{problem}: existing files are kept, and the next run resumes from them"
@@ -102,6 +104,7 @@ class Kept:
                 self._writable = False
                 warn(f"{problem}: new rows are in memory only, and a later run computes them again")
             self._written_at = time.monotonic()
+        # Also where nothing could be written: they would fill the memory.
         self._waiting = []
         self._waiting_rows = 0
         self._waiting_bytes = 0
@@ -118,6 +121,7 @@ class Kept:
 
             pq.write_table(table, sink)
         content = sink.getvalue()
+        # 20 digits, so that the order of names is that of time.
         name = f"{time.time_ns():020d}-{digest_of(content)}{self._suffix}"
         self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(self.folder / name, memoryview(content))
@@ -139,6 +143,7 @@ def read_kept(path: Path) -> tuple[pa.Table, dict[str, Any]]:
         raise DamagedError("is no file of this kind by its name")
     try:
         content = pa.memory_map(str(path)).read_buffer()
+        # Parquet has no digest of its own by default: a flipped bit in a number would be read as a number.
         if digest_of(content) != named[1]:
             raise DamagedError("is damaged (its digest is not the one in its name)")
         if path.suffix == ".arrow":
@@ -183,13 +188,15 @@ def check_folder(argument: str, path: str | os.PathLike[str]) -> Path:
             for file in folder.iterdir():
                 if file.suffix != PARTIAL and not file.is_dir():
                     names.append(file.name)
-        if any(_NAME.fullmatch(name) for name in names):
+        if any(map(_NAME.fullmatch, names)):
             return folder
         if names:
             raise refusal(f"is a folder of something else ({min(names)})", "pass an empty or new one")
         try_writing(folder)
     except OSError as error:
-        raise refusal(f"nothing can be written there ({error.strerror})", "pass another folder") from error
+        raise refusal(
+            f"nothing can be written there ({error.strerror})", "pass another folder", sentence=True
+        ) from error
     return folder
 
 
@@ -287,13 +294,14 @@ def try_writing(folder: Path) -> None:
     existing = folder.absolute()
     while not existing.exists():
         existing = existing.parent
+    # Permissions alone do not tell: the disk may be full, the file system mounted for reading.
     with tempfile.TemporaryFile(dir=existing) as probe:
         probe.write(bytes(4096))
 
 
 def _move(path: Path, target: Path) -> None:
     if target.exists():
-        shutil.copymode(target, path)
+        shutil.copymode(target, path)  # which a new file has by the umask
     path.replace(target)
     _sync(target.absolute().parent)
 

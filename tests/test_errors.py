@@ -49,6 +49,13 @@ def test_verbs_agree_with_their_number() -> None:
         assert str(Problems(list(problems)[:1])) == f"images[0] {one}"
 
 
+def test_a_problem_states_whether_its_text_has_a_subject() -> None:
+    assert str(Problem("images[0]", "contains no pixels")) == "images[0] contains no pixels"
+    assert str(Problem("images[0]", "is it an image?", sentence=True)) == "images[0]: is it an image?"
+    several = Problems(Problem(f"images[{i}]", "its file is gone", sentence=True) for i in range(2))
+    assert str(several) == "images[0] and images[1]: its file is gone"
+
+
 def test_a_small_difference_has_the_digits_that_show_it() -> None:
     assert [signed(value, 3) for value in (0.25, 0.00034, -0.0000127, 0.0)] == [
         "+0.250",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from capeval_core.result import Result
 
 FOLDER = Path(__file__).parent
+# "Subtly wrong" is what n-gram metrics miss: one word of the caption is exchanged.
 KINDS = {"good": "good", "subtly wrong": "subtly_wrong", "unrelated": "unrelated"}
 """Kinds of captions, best first, and the field of `DemoItem` that has each."""
 
@@ -44,6 +45,7 @@ def demo_set() -> list[DemoItem]:
 def _items(name: str) -> list[DemoItem]:
     """The items of a file of the demo."""
     items = []
+    # Paths from the file's own folder, wherever the package is installed.
     for item in json.loads((FOLDER / name).read_text(encoding="utf-8"))["items"]:
         item["image"] = FOLDER / item["image"]
         item["references"] = tuple(item["references"])
@@ -61,8 +63,13 @@ def demo_samples(metric: CaptionMetric) -> Samples:
     from capeval_core.inputs.samples import Samples
 
     items = demo_of(metric)
-    references = [list(item.references) for item in items] if metric.needs_references else None
-    return Samples([item.good for item in items], [], references, range(len(items)))
+    # Without images, which no statistics of texts need.
+    captions: list[str] = []
+    references: list[list[str]] = []
+    for item in items:
+        captions.append(item.good)
+        references.append(list(item.references))
+    return Samples(captions, [], references if metric.needs_references else None, range(len(items)))
 
 
 def score_kinds(metric: CaptionMetric, items: Sequence[DemoItem]) -> dict[str, Result]:
@@ -70,12 +77,19 @@ def score_kinds(metric: CaptionMetric, items: Sequence[DemoItem]) -> dict[str, R
     from capeval_core.inputs.samples import argument_of
 
     argument = argument_of(metric.media)
-    visuals: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
+    images: list[Path] = []
+    references: list[Sequence[str]] = []
+    for item in items:
+        images.append(item.image)
+        references.append(item.references)
     if argument is not None:
-        visuals[argument] = [item.image for item in items]
-    references = [item.references for item in items] if metric.needs_references else None
+        arguments[argument] = images
+    if metric.needs_references:
+        arguments["references"] = references
     results = {}
     for kind, field in KINDS.items():
         captions = [getattr(item, field) for item in items]
-        results[kind] = metric.score(captions, references=references, **visuals)
+        # The images are encoded once for all kinds, by the cache of features.
+        results[kind] = metric.score(captions, **arguments)
     return results

@@ -62,7 +62,7 @@ class AlphaClipConversion(Conversion):
         if self.zero_mask:
             if self.base is not None:
                 problem = "with zero_mask the checkpoint is the plain CLIP"
-                raise wrong_option("base", fspath(self.base), problem, "pass no base")
+                raise wrong_option("base", fspath(self.base), problem, "pass no base", sentence=True)
             name = path.name
             base = self._base_file(path, empty)
             kernel = base.tensors[_CLIP_KERNEL]  # (width, 3, patch, patch); a mask has one channel

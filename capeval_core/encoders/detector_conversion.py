@@ -78,7 +78,8 @@ class _DetectorConversion(Conversion):
             if value not in (None, fixed_value):
                 problems.append(f"{key} is {described(value)}, but only {fixed_value!r} is known")
         if problems:
-            raise file_error(path, problems[0], "pass the one that lies beside this checkpoint")
+            fix = "pass the one that lies beside this checkpoint"
+            raise file_error(path, problems[0], fix, sentence=True)
         notes.append(f"sizes, thresholds and means: of {path.name}")
         return settings
 

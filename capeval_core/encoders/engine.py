@@ -280,7 +280,7 @@ class _Run:
         except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, OSError) as error:
             # A source of regions is the user's own code, whose error says nothing of the image.
             problem = f"what belongs to it could not be made ({type(error).__name__}: {error})"
-            raise ImageError(Problem(entry.item[0].where, problem)) from error
+            raise ImageError(Problem(entry.item[0].where, problem, sentence=True)) from error
 
     def _fill(self, group: list[_Entry], future: Future[list[Units | ImageError]]) -> None:
         """Add the units of items to the batch, and launch it whenever it is full."""
@@ -392,7 +392,7 @@ def preparing(visual: Any, loaded: object) -> Iterator[None]:
     except (ValueError, OSError, MemoryError) as error:  # e.g. no way from the mode La to RGB
         mode = f" ({loaded.mode})" if hasattr(loaded, "mode") else ""
         problem = f"cannot prepare {visual.name}{mode}: {error}"
-        raise ImageError(Problem(visual.where, problem)) from None
+        raise ImageError(Problem(visual.where, problem, sentence=True)) from None
 
 
 def with_extras(images: Iterable[V], extras: Iterable[T], names: str, hint: str) -> Iterator[tuple[V, T]]:

@@ -422,18 +422,18 @@ class VilbertConversion(BertConversion):
         if not is_list or len(numbers) != blocks or not rises:
             problem = f"there are {blocks} co-attention blocks and {layers} such layers"
             fix = "give each block a number of layers, rising, with commas between"
-            raise wrong_option(name, stated, problem, fix)
+            raise wrong_option(name, stated, problem, fix, sentence=True)
         return numbers
 
     def _task(self, tasks: int, notes: list[str]) -> int | None:
         if tasks:
             task = _RETRIEVAL if self.task is None else self.task
             if task >= tasks:
-                raise wrong_option("task", task, f"the checkpoint has tasks 0 to {tasks - 1}")
+                raise wrong_option("task", task, f"the checkpoint has tasks 0 to {tasks - 1}", sentence=True)
             return task
         if self.task is not None:
             problem = "the checkpoint has no task embeddings, as the pre-trained one"
-            raise wrong_option("task", self.task, problem, "leave it out")
+            raise wrong_option("task", self.task, problem, "leave it out", sentence=True)
         notes.append("there are no task embeddings: texts are read without a task token")
         return None
 

@@ -11,7 +11,7 @@ from capeval_core.inputs import names
 
 _ANSWERS = tuple(names.listed("answer"))
 _SPEAKERS = frozenset(names.listed("answer", "speakers"))
-_LONGEST_WORD = 30
+_LONGEST_WORD = 30  # characters; what is longer without a blank is a text of a script that has none
 
 
 def texts_in(value: object) -> list[str]:
@@ -23,13 +23,17 @@ def texts_in(value: object) -> list[str]:
     if isinstance(value, str):
         return [value]
     if isinstance(value, list):
+        # A conversation is tried first: its turns and the parts of a message are both lists of objects.
         if _is_conversation(value):
             return texts_in(_last_answer(value))
         if _are_parts(value):
             return [_text_of_parts(value)]
         if value and all(map(_are_words, value)):
             return [" ".join(words) for words in value]
-        return [text for part in value for text in texts_in(part)]
+        texts: list[str] = []
+        for part in value:
+            texts += texts_in(part)
+        return texts
     if isinstance(value, dict):
         return _texts_of_object(value)
     raise ValueError(described(value, none="null"))
@@ -39,9 +43,10 @@ def _texts_of_object(value: Mapping[str, Any]) -> list[str]:
     """The texts under the first name that answers have; ValueError where there is none."""
     for name in _ANSWERS:
         answer = value.get(name)
+        # Chat models that call a tool answer with `"content": null`: the text is under another name.
         if answer is None:
             continue
-        if name == "parts" and isinstance(answer, list):
+        if name == "parts" and isinstance(answer, list):  # Gemini's, whose parts have no type
             return [_text_of_parts(answer)]
         if name in ("tokens", "words") and _are_words(answer):
             return [" ".join(answer)]
@@ -60,11 +65,16 @@ def _is_conversation(value: list[Any]) -> bool:
 
 def _last_answer(turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The last turn of a conversation; ValueError where it is not the assistant's."""
-    turn = turns[-1]
-    speaker = next(turn[name] for name in turn if name in _SPEAKERS)
+    turn = dict(turns[-1])
+    # `role` of OpenAI, `from` of ShareGPT and LLaVA: their values are never the answer.
+    speaker_names = [name for name in turn if name in _SPEAKERS]
+    speaker = turn[speaker_names[0]]
+    # The last turn of a request is the user's: scoring the question would give a number without a word.
     if str(speaker).lower() not in names.listed("answer", "assistants"):
         raise ValueError(f"a conversation whose last turn is of {speaker!r}, not an answer")
-    return {name: value for name, value in turn.items() if name not in _SPEAKERS}
+    for name in speaker_names:
+        del turn[name]
+    return turn
 
 
 def _are_parts(value: list[Any]) -> bool:
@@ -78,13 +88,16 @@ def _text_of_parts(parts: Sequence[object]) -> str:
     for part in parts:
         if isinstance(part, str):
             texts.append(part)
+        # A model's thoughts (Gemini's `thought`, OpenAI's `reasoning`) are not its caption.
         elif isinstance(part, dict) and not part.get("thought") and part.get("type") != "reasoning":
-            text = part.get("text") if part.get("text") is not None else part.get("content")
+            text = part.get("text")
+            if text is None:
+                text = part.get("content")
             if text is not None:
                 texts += texts_in(text)
     if not texts:
         raise ValueError("a message without a text")
-    return "".join(texts)
+    return "".join(texts)  # parts are cut anywhere, also within a word
 
 
 def _are_words(value: object) -> bool:
@@ -98,4 +111,5 @@ def is_single_word(text: str) -> bool:
     """Whether a text is a single word. Scripts without blanks have short ones."""
     if not text or len(text) > _LONGEST_WORD or re.search(r"\s", text):
         return False
+    # A caption in Chinese, Korean or Thai is one run of letters: longer than a word, it is a text.
     return len(text) <= 4 or not re.search(r"[\u2e80-\u9fff\uac00-\ud7af\u0e00-\u0eff]", text)

@@ -38,10 +38,10 @@ def open_parquet(source: TextSource, data: bytes | Path, name: str) -> Records:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    place = pa.BufferReader(data) if isinstance(data, bytes) else data
     try:
-        file = pq.ParquetFile(
-            pa.BufferReader(data) if isinstance(data, bytes) else data, page_checksum_verification=True
-        )
+        # A flipped bit in a page of texts is read without a word unless checksums are compared.
+        file = pq.ParquetFile(place, page_checksum_verification=True)
         columns = file.schema_arrow.names
         source.check_names(columns)
         batches = file.iter_batches(columns=_readable_columns(file.schema_arrow))
@@ -85,6 +85,7 @@ def open_excel(source: TextSource, data: bytes, name: str) -> Records:
     try:
         book = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True)
         for sheet in book:
+            # Excel keeps rows whose cells were cleared, and older versions make three sheets.
             rows = [row for row in sheet.iter_rows(values_only=True) if not _is_blank(row)]
             if rows:
                 sheets[sheet.title] = rows
@@ -129,9 +130,11 @@ def _rows_of_batches(batches: Iterable[pa.RecordBatch], columns: Sequence[str]) 
     """Rows of record batches, without the bytes of pictures; columns that are not read are None."""
     rows: list[Record] = []
     for batch in batches:
-        values = {name: _without_bytes(batch.column(name)).to_pylist() for name in batch.schema.names}
+        values: dict[str, list[Any]] = {}
+        for name in batch.schema.names:
+            values[name] = _without_bytes(batch.column(name)).to_pylist()
         for index in range(batch.num_rows):
-            row: Record = dict.fromkeys(columns)
+            row: Record = dict.fromkeys(columns)  # in the order of the file, which messages list
             for name, column in values.items():
                 row[name] = column[index]
             rows.append(row)
@@ -143,20 +146,23 @@ def _without_bytes(array: pa.Array) -> pa.Array:
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    # Here, before Python objects are made: the pictures of a batch may not fit memory twice.
     kind = array.type
-    if isinstance(kind, pa.ExtensionType):
+    if isinstance(kind, pa.ExtensionType):  # as `datasets` writes arrays of several axes
         return _without_bytes(array.storage)
     if pa.types.is_struct(kind):
         fields = [kind.field(index) for index in range(kind.num_fields)]
         readable = [field.name for field in fields if not _is_bytes(field.type)]
         if len(readable) == len(fields):
             return array
+        # `struct_field` and not `field`, which forgets that a whole struct is missing.
         columns = [_without_bytes(pc.struct_field(array, name)) for name in readable]
         if readable == ["path"]:
             return columns[0]
         return pa.StructArray.from_arrays(columns, names=readable)
     if pa.types.is_list(kind) and pa.types.is_struct(kind.value_type):
         values = _without_bytes(array.flatten())
+        # Anew, as `flatten` leaves out what a slice does not show and what lies under missing lists.
         offsets = [0]
         for length in pc.list_value_length(array).to_pylist():
             offsets.append(offsets[-1] + (length or 0))

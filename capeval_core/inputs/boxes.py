@@ -29,12 +29,13 @@ from numpy.typing import NDArray
 from capeval_core.errors import described, did_you_mean, file_error, shown, warn
 from capeval_core.inputs import images
 from capeval_core.inputs.files import load_json, reading
-from capeval_core.inputs.images import ImageError, Source, Visual, quoted, read_file, refused
+from capeval_core.inputs.images import ImageError, Source, Visual, image_error, quoted, read_file
 from capeval_core.inputs.joining import Names, names_in
 from capeval_core.project import needs
 
 _Floats = NDArray[np.float32]
-REQUIRED, OPTIONAL = ("boxes", "features"), ("size", "scores", "relative_boxes", "selection")
+REQUIRED = ("boxes", "features")
+OPTIONAL = ("size", "scores", "relative_boxes", "selection")
 RELEASED = {"norm_bb": "relative_boxes", "conf": "scores"}
 """Names in the files of UNITER and UMIC -> ours."""
 NAMES = (*REQUIRED, *OPTIONAL, *RELEASED)
@@ -44,6 +45,7 @@ _SHAPES = {
     "scores": "(n,)",
     "relative_boxes": "(n, 6): x0, y0, x1, y1, width, height",
 }
+# Bounds on files of strangers, far above what detectors give: 10 to 100 boxes of 2,048 numbers.
 MOST_BOXES = 1_000
 _WIDEST = 16_384  # numbers of a feature
 _LONGEST_SIDE = 1 << 20
@@ -63,16 +65,19 @@ def damage(*index: str) -> Iterator[None]:
         raise
     except Exception as error:  # numpy, zipfile, LMDB and others raise what they like
         problem = f"is of another form, or damaged ({images.short_reason(error)})"
-        raise refused(problem, "write or download it again", index=index) from None
+        raise image_error(problem, "write or download it again", index=index) from None
 
 
 def npz_arrays(file: str | bytes, members: Collection[str] = NAMES) -> dict[str, NDArray[Any]]:
     """The arrays of these names in an `.npz`, a path or its bytes; nothing is unpickled."""
-    data, arrays = read_file(file, "file of boxes") if isinstance(file, str) else file, {}
+    data = read_file(file, "file of boxes") if isinstance(file, str) else file
+    arrays = {}
     with damage(), np.load(BytesIO(data), allow_pickle=False) as stored:
-        for name in [name for name in members if name in stored.files]:
-            with damage(name):
-                arrays[name] = stored[name]
+        # Each by its name: a file may hold arrays of objects next to these, which only a pickle would give.
+        for name in members:
+            if name in stored.files:
+                with damage(name):
+                    arrays[name] = stored[name]
     return arrays
 
 
@@ -99,6 +104,7 @@ class BoxFeatures:
     @property
     def key(self) -> str:
         """The content key."""
+        # Which arrays there are is part of it: the same bytes may be scores of one and boxes of another.
         names = [name for name in OPTIONAL if getattr(self, name) is not None]
         description = f"{self.features.shape} {self.size} {names} {self.selection}"
         digest = hashlib.blake2b(description.encode(), digest_size=16)
@@ -115,7 +121,7 @@ class BoxFeatures:
             fix = "give 'size' (width, height) beside 'boxes', or 'relative_boxes' (n, 6)"
             raise ValueError(f"the image's size is missing, which positions of boxes are relative to: {fix}")
         extents = self.boxes[:, 2:] - self.boxes[:, :2]
-        corners_and_extents: _Floats = np.concatenate([self.boxes, extents], axis=1)
+        corners_and_extents: _Floats = np.concatenate([self.boxes, extents], axis=1)  # x0 y0 x1 y1 w h
         return np.divide(corners_and_extents, [*self.size] * 3, dtype=np.float32)
 
     def first(self, n: int) -> BoxFeatures:
@@ -163,8 +169,10 @@ class Boxes(Source[BoxFeatures]):
                 boxes = checked(self.read())
         except ImageError as error:
             (problem,) = error.problems
-            if self.origin not in problem.found:
-                error.problems[0] = problem._replace(found=f"{self.origin}: {problem.found}")
+            # Stores name their path in some messages and not in others.
+            if self.origin not in problem.text:
+                text = f"{self.origin}: {problem.text}"
+                error.problems[0] = problem._replace(text=text, sentence=True)
             raise
         self._key = self._key or boxes.key
         return boxes
@@ -173,23 +181,23 @@ class Boxes(Source[BoxFeatures]):
 InputBoxes = Visual[BoxFeatures]
 
 
-def box_source(value: Any) -> Source[BoxFeatures]:
+def box_source(value: object) -> Source[BoxFeatures]:
     """Features of boxes that a detector found in an image: a dict or an `.npz` file with `boxes` (n, 4) and
     `features` (n, d), and where there are some `size` (width, height), `scores` (n,) and `relative_boxes`
     (n, 6), also under the names of UNITER's files, `norm_bb` and `conf`; relative boxes may stand alone."""
     if value is None:
-        raise refused("is missing", "every caption needs the boxes of its image")
+        raise image_error("is missing", "every caption needs the boxes of its image")
     if isinstance(value, (str, os.PathLike)):
         path = images.local_path(value)
         if not path.endswith(".npz"):
-            raise refused(f"{quoted(path)} is not an .npz file", f"expected {_ACCEPTED}")
+            raise image_error(f"{quoted(path)} is not an .npz file", f"expected {_ACCEPTED}", sentence=True)
         return Boxes(partial(npz_arrays, path), quoted(path), path)
     if not isinstance(value, Mapping):
-        raise refused(f"is {described(value)}", f"expected {_ACCEPTED}", kind=TypeError)
+        raise image_error(f"is {described(value)}", f"expected {_ACCEPTED}", kind=TypeError)
     return Boxes(partial(dict, value))
 
 
-def boxes_of(value: Any, where: str = "boxes") -> InputBoxes:
+def boxes_of(value: object, where: str = "boxes") -> InputBoxes:
     """A visual of such box features, unread; InputTypeError for what can never be some."""
     return Visual.of(value, where, box_source)
 
@@ -205,22 +213,29 @@ def checked(arrays: Mapping[str, Any]) -> BoxFeatures:
             keys[RELEASED.get(key, key)] = key
     if "features" not in keys or keys.keys().isdisjoint(("boxes", "relative_boxes")):
         listed = ", ".join(map(repr, list(arrays)[:5])) or "none"
-        raise refused(f"boxes or features are missing among the keys {listed}", f"expected {_ACCEPTED}")
+        problem = f"boxes or features are missing among the keys {listed}"
+        raise image_error(problem, f"expected {_ACCEPTED}", sentence=True)
     _refuse_misspelt(arrays)
-    numbers = {name: _numbers(keys[name], arrays[keys[name]], name) for name in _SHAPES if name in keys}
+    numbers: dict[str, _Floats] = {}
+    for name in _SHAPES:
+        if name in keys:
+            key = keys[name]
+            numbers[name] = _numbers(key, arrays[key], name)
     size = _size_of(arrays["size"]) if "size" in keys else None
     relative = numbers.get("relative_boxes")
+    # UNITER's files hold `norm_bb` and no boxes. Without a size these stay shares of the sides.
     if relative is not None and "boxes" not in numbers:
         numbers["boxes"] = relative[:, :4] * np.array([*(size or (1, 1))] * 2, dtype=np.float32)
     boxes = numbers["boxes"]
     features = numbers["features"]
     if not 1 <= len(boxes) <= MOST_BOXES or not 1 <= features.shape[1] <= _WIDEST:
         problem = f"there are {len(boxes) or 'no'} boxes, with {features.shape[1]:,} numbers each"
-        raise refused(problem, f"expected 1 to {MOST_BOXES:,} boxes with at most {_WIDEST:,} numbers")
+        fix = f"expected 1 to {MOST_BOXES:,} boxes with at most {_WIDEST:,} numbers"
+        raise image_error(problem, fix, sentence=True)
     for name, array in numbers.items():
         if len(array) != len(boxes):
             problem = f"there are {len(boxes)} boxes but {len(array)} rows"
-            raise refused(problem, "give every box its own", index=(keys[name],))
+            raise image_error(problem, "give every box its own", index=(keys[name],), sentence=True)
     _check_ranges(numbers, keys, size)
     selection = _selection_of(arrays["selection"]) if "selection" in keys else None
     return BoxFeatures(boxes, features, size, numbers.get("scores"), relative, selection)
@@ -228,11 +243,12 @@ def checked(arrays: Mapping[str, Any]) -> BoxFeatures:
 
 def _refuse_misspelt(arrays: Mapping[str, Any]) -> None:
     """Refuse a key that is nearly one that is known."""
+    # `score` for `scores` would leave the boxes unsorted without a word. Other keys, as `image_h`, may stay.
     for key in arrays:
         if key not in NAMES and isinstance(key, str):
             hint = did_you_mean(key, NAMES, closeness=0.85)
             if hint:
-                raise refused(f"there is {quoted(key)}, which is not known{hint}")
+                raise image_error(f"there is {quoted(key)}, which is not known{hint}", sentence=True)
 
 
 def _check_ranges(
@@ -243,12 +259,13 @@ def _check_ranges(
     def check(name: str, is_bad: NDArray[np.bool_], expected: str) -> None:
         if is_bad.any():
             row = int(np.argwhere(is_bad)[0, 0])
-            raise refused(
+            raise image_error(
                 f"is {numbers[name][row].tolist()}", f"expected {expected}", index=(keys[name], row)
             )
 
     scores = numbers.get("scores")
     if scores is not None:
+        # A softmax in float32 may end a few units of rounding above 1.
         check("scores", (scores < 0) | (scores > 1 + 1e-6), "probabilities, from 0 to 1")
     relative = numbers.get("relative_boxes")
     if relative is not None:
@@ -258,8 +275,8 @@ def _check_ranges(
         check("relative_boxes", is_odd, "x0, y0, x1, y1, width, height, and width = x1 - x0")
     if "boxes" not in keys:
         return
-    boxes = numbers["boxes"]
-    most = np.inf if size is None else np.add(size, max(1, _MARGIN * max(size)))
+    boxes = numbers["boxes"]  # (n, 4): x0, y0, x1, y1
+    most = np.inf if size is None else np.add(size, max(1, _MARGIN * max(size)))  # of x and y
     is_outside = (boxes[:, :2] < -1) | (boxes[:, 2:] > most)  # corners count from 0 or from 1
     image = "the image" if size is None else f"an image of {size[0]}x{size[1]}"
     check("boxes", boxes[:, 2:] < boxes[:, :2], "x0, y0, x1, y1; of a width make x0 + width")
@@ -268,19 +285,20 @@ def _check_ranges(
         return
     sides = np.array([*size, *size], dtype=np.float32)
     if relative is not None:
+        # One pixel more, as corners count from 0 or from 1.
         is_off = np.abs(relative[:, :4] * sides - boxes) > _ROUNDED * sides + 1
         check("relative_boxes", is_off, f"shares of {size} of the boxes in pixels")
     if min(size) > 2 and 0 < boxes.max() <= 1 + _ROUNDED:
         problem = "no box reaches beyond the first pixel of the image, so these are shares of its sides"
         fix = 'multiply them by its width and height, or give them as "relative_boxes" (n, 6)'
-        raise refused(problem, fix, index=("boxes",))
+        raise image_error(problem, fix, index=("boxes",), sentence=True)
 
 
 def _selection_of(value: object) -> str:
     """The name of a rule. Raises ImageError."""
     selection = np.asarray(value)
     if selection.dtype.kind != "U" or selection.ndim or len(str(selection)) > 100:
-        raise refused(f"is {described(value)}", "expected a short text", index=("selection",))
+        raise image_error(f"is {described(value)}", "expected a short text", index=("selection",))
     return str(selection)
 
 
@@ -290,18 +308,21 @@ def _numbers(key: str, value: Any, name: str) -> _Floats:
         try:
             array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
         except ValueError as error:  # of ragged lists
-            raise refused(f"is {described(value)} that numpy cannot read ({error})") from None
+            raise image_error(f"is {described(value)} that numpy cannot read ({error})") from None
         if array.dtype.kind not in "fiu":
-            raise refused(f"is an array of {array.dtype}", "expected an array of numbers", kind=TypeError)
+            raise image_error(f"is an array of {array.dtype}", "expected an array of numbers", kind=TypeError)
         columns = {"boxes": (4,), "relative_boxes": (6,), "scores": ()}.get(name, array.shape[-1:])
+        # A transposed (4, n) of four boxes would pass a check of the number of values alone.
         if not array.ndim or array.shape[1:] != columns:
-            raise refused(f"the array has shape {array.shape}", f"expected {_SHAPES[name]}")
-        with np.errstate(over="ignore"):
+            raise image_error(
+                f"the array has shape {array.shape}", f"expected {_SHAPES[name]}", sentence=True
+            )
+        with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinity, refused below
             numbers = array.astype(np.float32)
         not_finite = np.argwhere(~np.isfinite(numbers))
         if len(not_finite):
             problem = f"the array has NaN or infinity, first at {not_finite[0].tolist()}"
-            raise refused(problem, "leave such boxes out")
+            raise image_error(problem, "leave such boxes out", sentence=True)
         return numbers
 
 
@@ -311,7 +332,7 @@ def _size_of(value: object) -> tuple[int, int]:
     numbers = sides.tolist() if sides.dtype.kind in "fiu" and sides.shape == (2,) else (0, 0)
     if not all(1 <= side <= _LONGEST_SIDE and side == int(side) for side in numbers):
         fix = f"expected width and height of the image, whole numbers from 1 to {_LONGEST_SIDE:,} pixels"
-        raise refused(f"is {shown(value)}", fix, index=("size",))
+        raise image_error(f"is {shown(value)}", fix, index=("size",))
     return int(numbers[0]), int(numbers[1])
 
 
@@ -341,8 +362,10 @@ class BoxFeatureStore(ABC):
         path = Path(path)
         fix = f"expected {_FORMS}"
         with reading(path, "file or folder", fix):
-            if databases := _databases_at(path):
+            databases = _databases_at(path)
+            if databases:
                 return _Database(path, databases)
+            # At the first file that is one: a folder may hold a million.
             if path.is_dir() and any(entry.suffix == EXTENSION for entry in path.iterdir()):
                 return _Files(path)
             if path.suffix.lower() == ".tsv" and path.is_file():
@@ -371,6 +394,7 @@ class BoxFeatureStore(ABC):
         digest = hashlib.blake2b(digest_size=8)
         for part in self.state():
             data = part if isinstance(part, bytes) else str(part).encode(errors="surrogateescape")
+            # With its length before it, so that ("ab", "c") and ("a", "bc") differ.
             digest.update(len(data).to_bytes(8, "big") + data)
         return f"{self.form}-{digest.hexdigest()}"
 
@@ -387,19 +411,19 @@ class BoxFeatureStore(ABC):
         return self.source(self._names.only(image_id, f"box features in {self.path}"))
 
 
-def id_of(image: Any) -> str:
+def id_of(image: object) -> str:
     """The id that a value is, or the path that it has. Raises ImageError."""
     if isinstance(image, Visual) and isinstance(image.source, images.File) and image.source.on_disk:
         return image.source.path
     if isinstance(image, (str, os.PathLike)):
         name = os.fsdecode(image)
         if not name:
-            raise refused("is an empty id", "write the image's id")
+            raise image_error("is an empty id", "write the image's id")
         return name
     if isinstance(image, Integral) and not isinstance(image, bool):
         return str(int(image))
     value = image.name if isinstance(image, Visual) else described(image)
-    raise refused(f"is {value}", "with precomputed box features, images are ids or paths", kind=TypeError)
+    raise image_error(f"is {value}", "with precomputed box features, images are ids or paths", kind=TypeError)
 
 
 # ---- a file per image: .npz, with the manifest of `capeval regions`
@@ -432,7 +456,8 @@ class Manifest:
         if not isinstance(content, dict) or content.get("format") != 1 or not content.keys() >= {*names}:
             problem = f"is no file of `capeval regions` of this version (format 1: {', '.join(names)})"
             raise file_error(path, problem, "name another folder, or delete that file")
-        return cls(*(str(content[name]) for name in names))
+        # Newer versions may add keys, which change nothing for this one.
+        return cls(**{name: str(content[name]) for name in names})
 
 
 class _Files(BoxFeatureStore):
@@ -447,13 +472,17 @@ class _Files(BoxFeatureStore):
 
     @cached_property
     def entries(self) -> Mapping[str, Path]:
-        names = [name for name in names_in(self.path) if name.endswith(EXTENSION)]
-        return {name.removesuffix(EXTENSION): self.path / name for name in names}
+        paths = {}
+        for name in names_in(self.path):
+            if name.endswith(EXTENSION):
+                paths[name.removesuffix(EXTENSION)] = self.path / name
+        return paths
 
     def arrays(self, image_id: str) -> Mapping[str, Any]:
         return npz_arrays(str(self.entries[image_id]))
 
     def state(self) -> Iterable[object]:
+        # Sizes, not bytes: to read a folder of gigabytes for its fingerprint would cost minutes per run.
         return self.manifest, [(name, path.stat().st_size) for name, path in sorted(self.entries.items())]
 
 
@@ -477,6 +506,7 @@ def is_whole(path: Path, image_key: str) -> bool:
 
 # ---- LMDB
 
+# The published files have tens of gigabytes: nothing here reads more of them than their keys and one entry.
 _KEYS = b"__keys__"
 """The entry that lists all keys."""
 _RULE = "th0.2_max100_min10"
@@ -497,7 +527,9 @@ def _databases_at(path: Path) -> list[Path]:
     if not path.is_file():  # it could block for ever
         return []
     with path.open("rb") as file:
-        return [path] * (file.read(20)[16:] == (0xBEEFC0DE).to_bytes(4, "little"))
+        # LMDB's magic number, behind the 16 bytes of the first page's head.
+        is_database = file.read(20)[16:] == (0xBEEFC0DE).to_bytes(4, "little")
+    return [path] if is_database else []
 
 
 class _Database(BoxFeatureStore):
@@ -517,46 +549,62 @@ class _Database(BoxFeatureStore):
             with needs(package, "lmdb"):
                 import_module(package)
         by_name = {data.parent.name: data for data in databases}
+        # UNITER's folder holds the same features by several rules. That of the published model is meant;
+        # `all` is what UNITER opens where no counts were made.
         preferred = [f"feat_{_RULE}_compressed", f"feat_{_RULE}", "all_compressed", "all"]
-        candidates = [by_name[name] for name in preferred if name in by_name] or databases
-        if len(candidates) > 1 and candidates is databases:
+        candidates = [name for name in preferred if name in by_name]
+        if not candidates and len(databases) > 1:
             names = ", ".join(map(repr, sorted(by_name)))
             raise file_error(path, f"holds several databases ({names})", "pass the path of one of them")
-        self.data = candidates[0]
+        self.data = by_name[candidates[0]] if candidates else databases[0]
         self.rule, self.counts = _read_counts(self.data.parent)
         self.selection = self.rule if self.counts else None
 
     @cached_property
     def entries(self) -> Mapping[str, bytes]:
         with _opened(self.data) as (_, transaction):
-            keys = [bytes(key) for key in transaction.cursor().iternext(values=False)]
-        entries = {key.decode(errors="replace"): key for key in keys if key != _KEYS}
-        problem = ""
-        if isinstance(self.counts, dict) and self.counts and self.counts.keys().isdisjoint(entries):
+            keys = list(map(bytes, transaction.cursor().iternext(values=False)))
+        key_of_name = {key.decode(errors="replace"): key for key in keys if key != _KEYS}
+        expected = "expected UNITER's image database"
+        if isinstance(self.counts, dict) and self.counts and self.counts.keys().isdisjoint(key_of_name):
             problem = f"the numbers of boxes beside it are of other images: {next(iter(self.counts))!r}"
-        elif twice := [name for name in entries if f"{name}{EXTENSION}" in entries]:
-            problem = f"the id {twice[0]!r} comes twice"
-        if problem:
-            raise file_error(self.data, problem, "expected UNITER's image database")
-        return {name.removesuffix(EXTENSION): key for name, key in entries.items()}
+            raise file_error(self.data, problem, expected, sentence=True)
+        entries: dict[str, bytes] = {}
+        for name, key in key_of_name.items():
+            # Keys are names of `.npz` files in UNITER's databases, mere ids in those of others.
+            if f"{name}{EXTENSION}" in key_of_name:
+                raise file_error(self.data, f"the id {name!r} comes twice", expected, sentence=True)
+            entries[name.removesuffix(EXTENSION)] = key
+        return entries
 
     def arrays(self, image_id: str) -> Mapping[str, Any]:
         key = self.entries[image_id]
         with _opened(self.data) as (_, transaction):
             data = bytes(transaction.get(key))
         if data[:1] == b"\x80" and len(data) > 1:
-            raise refused("its entry is a pickle, which could run code", "compute it with `capeval regions`")
+            raise image_error(
+                "its entry is a pickle, which could run code",
+                "compute it with `capeval regions`",
+                sentence=True,
+            )
         arrays = npz_arrays(data) if data.startswith(b"PK\x03\x04") else _unpacked(data)
         n = self.counts if isinstance(self.counts, int) else self.counts.get(key.decode())
         if n is None:
             return arrays
-        per_box = [name for name in (*_SHAPES, *RELEASED) if name in arrays and arrays[name].ndim]
-        return {**arrays, **{name: arrays[name][:n] for name in per_box}, "selection": np.array(self.rule)}
+        first_boxes = dict(arrays)
+        for name in (*_SHAPES, *RELEASED):
+            if name in arrays and arrays[name].ndim:
+                first_boxes[name] = arrays[name][:n]
+        # Said to whoever scores, so that the rule is not applied once more to rounded scores.
+        first_boxes["selection"] = np.array(self.rule)
+        return first_boxes
 
     def state(self) -> Iterable[object]:
         with _opened(self.data) as (environment, _):
-            info, entries = environment.info(), environment.stat()["entries"]
-        return info["last_txnid"], info["last_pgno"], entries, self.counts
+            info = environment.info()
+            entry_count = environment.stat()["entries"]
+        # The number of the last transaction: any change of the database raises it.
+        return info["last_txnid"], info["last_pgno"], entry_count, self.counts
 
 
 @contextmanager
@@ -590,6 +638,7 @@ def _read_counts(folder: Path) -> tuple[str, dict[str, int] | int]:
         if path.is_file():
             counts = load_json(path)
             numbers = counts.values() if isinstance(counts, dict) else [None]
+            # `type`, as True is an int.
             if not all(type(n) is int and 1 <= n <= MOST_BOXES for n in numbers):
                 fix = f"expected {{name: number of boxes}}, from 1 to {MOST_BOXES:,}"
                 raise file_error(path, "holds something else than numbers of boxes", fix)
@@ -623,7 +672,7 @@ _LXMERT = (
     *("img_id", "img_h", "img_w", "objects_id", "objects_conf", "attrs_id", "attrs_conf"),
     *("num_boxes", "boxes", "features"),
 )
-_SAMPLE = 1 << 16
+_SAMPLE = 1 << 16  # bytes at the begin and the end of a file
 
 
 class _Lines(BoxFeatureStore):
@@ -634,20 +683,23 @@ class _Lines(BoxFeatureStore):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         with path.open("rb") as file:
-            cells = [cell.strip() for cell in file.readline().decode(errors="replace").split("\t")]
+            first_line = file.readline().decode(errors="replace")
+        cells = list(map(str.strip, first_line.split("\t")))
+        # The published files have no header: the number of cells tells the two forms apart.
         forms = [form for form in (_BOTTOM_UP, _LXMERT) if len(form) == len(cells)]
         # A header in another order, as with the height before the width, is refused.
         if not forms or (cells[0] == forms[0][0] and cells != [*forms[0]]):
             problem = "is empty"
             if any(cells):
                 problem = f"has {len(cells)} columns, {', '.join(cells)[:200]!a}"
-            expected = f"expected {' or '.join(map(', '.join, (_BOTTOM_UP, _LXMERT)))}, separated by tabs"
-            raise file_error(path, problem, expected)
+            known_forms = f"{', '.join(_BOTTOM_UP)} or {', '.join(_LXMERT)}"
+            raise file_error(path, problem, f"expected {known_forms}, separated by tabs")
         self.columns = forms[0]
 
     def state(self) -> Iterable[object]:
         with self.path.open("rb") as file:
             size = file.seek(0, SEEK_END)
+            # Its size, begin and end, as the file has tens of gigabytes.
             file.seek(0)
             begin = file.read(_SAMPLE)
             file.seek(max(0, size - _SAMPLE))
@@ -664,10 +716,13 @@ class _Lines(BoxFeatureStore):
             file.seek(offset)
             values = file.read(length).rstrip(b"\r\n").split(b"\t")
         if values[0].strip() != image_id.encode():
-            raise refused("its line is no longer there", "open the file again, which has changed")
+            raise image_error(
+                "its line is no longer there", "open the file again, which has changed", sentence=True
+            )
         columns = dict(zip(self.columns, values, strict=True))
-        sides = [int(columns[name]) for suffix in "wh" for name in columns if name.endswith(f"_{suffix}")]
-        arrays: dict[str, Any] = {"size": sides}
+        prefix = "image" if self.columns == _BOTTOM_UP else "img"
+        # Width first, though LXMERT's files have the height first.
+        arrays: dict[str, Any] = {"size": [int(columns[f"{prefix}_w"]), int(columns[f"{prefix}_h"])]}
         for name in {"boxes", "features", "objects_conf"} & columns.keys():
             with damage(name):
                 arrays[name] = _from_base64(columns[name].strip()).reshape(int(columns["num_boxes"]), -1)
@@ -689,7 +744,9 @@ def _lines_of(path: Path, header: str, size: int, time: int) -> Mapping[str, tup
                     problem = f"line {number} is not a line of an image"
                     if image_id in lines:
                         problem = f"the id {image_id[:200]!r} comes twice"
-                    raise file_error(path, problem, "expected one line per image, which begins with its id")
+                    raise file_error(
+                        path, problem, "expected one line per image, which begins with its id", sentence=True
+                    )
                 lines[image_id] = offset, len(line)
             offset += len(line)
     return lines

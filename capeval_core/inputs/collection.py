@@ -78,7 +78,9 @@ def read_collection(
     """
     options = options or FileOptions()
     paths = [*_paths(references), *objects]
-    if [os.fspath(path) for path in (candidates, *paths)].count(STANDARD_INPUT) > 1:
+    # A stream can be read once: the second reader would find it empty.
+    all_paths = [os.fspath(path) for path in (candidates, *paths)]
+    if all_paths.count(STANDARD_INPUT) > 1:
         problem = "cannot be both candidates and references"
         raise file_error("standard input", problem, "name a file for one of them")
     noted = Problems()
@@ -97,6 +99,7 @@ def read_collection(
                 reference_files.append(read_objects(path, noted, options))
             else:
                 reference_files.append(read_texts(path, "references", noted, options))
+    # Joining needs all of them; what it would say of an empty file is nothing that was not noted already.
     if candidate_file is None or len(reference_files) < len(paths):
         raise noted.error()
     files = [candidate_file, *reference_files]
@@ -121,6 +124,8 @@ def read_captions(path: _Path, folder: Folder | None, options: FileOptions) -> l
     They are written in the forms of references. Raises FileError with all problems.
     """
     problems = Problems()
+    # Several captions per image are usual here, as among references; but the wrong split would train a model
+    # on the images that it is tested on.
     file = read_texts(path, "references", problems, options, one_split=True)
     refuse_unused(options, [file], problems)
     collection = _Collection(options, "image", problems, file, folder)
@@ -164,10 +169,12 @@ class _Collection:
         entries_of_links = self.match_references(links, ids) if needs_references else []
         references: dict[str, list[str]] = {}
         first_entries: dict[str, str] = {}
+        # Without references to read, `entries_of_links` is empty: hence not strict.
         for link, entries in zip(links, entries_of_links, strict=False):
             for image_id, entry in entries.items():
                 first_entries.setdefault(image_id, entry)
                 references.setdefault(image_id, []).extend(link.texts[entry])
+        # Without a folder the ids stand for the images, for metrics on texts or on precomputed features.
         paths: Mapping[str, Path | str] = {image_id: image_id for image_id in ids if image_id is not None}
         if self.folder is not None:
             paths = self.match_images(self.folder, links, ids, absent_too=absent_too)
@@ -177,31 +184,37 @@ class _Collection:
             row_id = ids[owner]
             if row_id is not None:
                 rows.append(_Row(row_id, text, owner))
+        # Where the input is refused anyway, remarks on its oddities would only bury the problems.
         if not has_two_ids and not self.problems:
             self.warn_of_repeats(rows, references, wide=wide)
             self.note_unused(links, entries_of_links)
+        joined_rows = []
         has_references = bool(links) and needs_references
-        rows = [
-            row
-            for row in rows
-            if row.image_id in paths and (not has_references or row.image_id in first_entries)
-        ]
-        labels = None if group_by is None else self.labels(group_by, links, ids, rows)
+        for row in rows:
+            if row.image_id not in paths or (has_references and row.image_id not in first_entries):
+                continue  # noted as a problem, which the caller may survive
+            joined_rows.append(row)
         files = [candidates, *self.references]
+        return Joined(
+            ids=[row.image_id for row in joined_rows],
+            captions=[row.text for row in joined_rows],
+            images=[paths[row.image_id] for row in joined_rows],
+            references=[references[row.image_id] for row in joined_rows] if has_references else None,
+            entries=[first_entries[row.image_id] for row in joined_rows] if has_references else None,
+            labels=None if group_by is None else self.labels(group_by, links, ids, joined_rows),
+            # Behind the labels, whose column counts as read.
+            read={str(file.path): file.read_as() for file in files},
+            notes=self.notes_on(files),
+            rows=[candidates.records.rows[row.owner] for row in joined_rows],
+        )
+
+    def notes_on(self, files: Sequence[TextFile]) -> list[str]:
+        """How each file was read, what is odd about each, and about them together."""
         notes = [file.sentence() for file in files]
         for file in files:
-            notes += [f"{file.path}: {note}" for note in file.notes]
-        return Joined(
-            ids=[row.image_id for row in rows],
-            captions=[row.text for row in rows],
-            images=[paths[row.image_id] for row in rows],
-            references=[references[row.image_id] for row in rows] if has_references else None,
-            entries=[first_entries[row.image_id] for row in rows] if has_references else None,
-            read={str(file.path): file.read_as() for file in files},
-            notes=[*notes, *self.notes],
-            rows=[candidates.records.rows[row.owner] for row in rows],
-            labels=labels,
-        )
+            for note in file.notes:
+                notes.append(f"{file.path}: {note}")
+        return [*notes, *self.notes]
 
     def labels(
         self, column: str, links: Sequence[Link], ids: Sequence[str | None], rows: Sequence[_Row]
@@ -228,6 +241,8 @@ class _Collection:
     def link(self, references: TextFile) -> Link:
         """How candidates and references name the same images: by line, or by the columns that fit best."""
         candidates = self.candidates
+        # Only two files without ids are read line by line. With ids on one side an order may still be meant,
+        # but a sorted file would give each caption the references of another image.
         if not candidates.id_columns and not references.id_columns:
             return self.link_by_line(references)
         for file in (candidates, references):
@@ -257,6 +272,7 @@ class _Collection:
         if self.folder is not None and columns:
             file_column = self.column_of_files(self.folder, columns)
             if file_column is not None:
+                # The images are found by the file names, the references by the ids: these may be two columns.
                 candidates.file_column = file_column
                 candidates.id_column = links[0].candidate_column if links else file_column
                 self.prefer_first_column(file_column)
@@ -268,9 +284,10 @@ class _Collection:
 
     def column_of_files(self, folder: Folder, columns: Sequence[str]) -> str | None:
         """The column whose values name files of the folder; of annotations that name files only that one."""
-        finder = cache(folder.find)
+        finder = cache(folder.find)  # a set of 5 captions per image asks for each image 5 times
 
         def find(name: str) -> tuple[str, ...]:
+            # Sorted, as the matches of two columns are compared.
             return tuple(sorted(finder(name)))
 
         if self.candidates.records.names_files:
@@ -287,7 +304,12 @@ class _Collection:
             return
         first_names = candidates.ids(columns[0])
         file_names = candidates.ids(file_column)
-        named_files = {file for name, file in zip(first_names, file_names, strict=True) if name is not None}
+        named_files = set()
+        for name, file in zip(first_names, file_names, strict=True):
+            if name is not None:
+                named_files.add(file)
+        # Results name images by `image_id`, as the user's tables do; but never where that would merge two
+        # images, split one, or leave one without an id.
         if are_pairs(first_names, file_names) and named_files - {None} == {*file_names} - {None}:
             candidates.id_column = columns[0]
 
@@ -302,6 +324,7 @@ class _Collection:
             self.problems.add(file_error(candidates.path, problem, _id_fix(candidates)))
             return [None] * record_count
         ids = candidates.ids(candidates.id_column)
+        # Each record once, though it may have several captions; records without a caption need no id.
         for owner in dict.fromkeys(candidates.owners):
             if ids[owner] is None:
                 self.problems.add(no_id(candidates, owner, candidates.id_column))
@@ -315,11 +338,16 @@ class _Collection:
             matches_of_links.append(link.matches(ids))
         described_ids: set[str] = set()
         for matches in matches_of_links:
-            described_ids.update(image_id for image_id, entries in matches.items() if entries)
+            for image_id, entries in matches.items():
+                if entries:
+                    described_ids.add(image_id)
         entries_of_links = []
         for link, matches in zip(links, matches_of_links, strict=True):
             # An annotator may have left out images that others have described.
-            gaps = [image_id for image_id in matches if not matches[image_id] and image_id in described_ids]
+            gaps = []
+            for image_id, entries in matches.items():
+                if not entries and image_id in described_ids:
+                    gaps.append(image_id)
             if gaps:
                 have = "has" if len(gaps) == 1 else "have"
                 count = f"{len(gaps):,} of {len(matches):,} {self.medium}s {have}"
@@ -356,13 +384,18 @@ class _Collection:
                 file_names[image_id] = name or image_id
         for link in links:
             annotated = link.file_names(ids)
-            present = {image_id for image_id, name in annotated.items() if folder.find(name)}
+            present = set()
+            for image_id, name in annotated.items():
+                if folder.find(name):
+                    present.add(image_id)
             if present:
+                # Annotations know the names: an id such as 42 could mean a file by chance.
                 self.refuse_other_files(folder, file_names, annotated, present)
                 file_names.update(annotated)
                 link.references.file_column = link.file_column
                 break
-            if annotated and all(folder.find(name) for name in file_names.values()):
+            # As where the images were renamed by their ids, or those of another split were downloaded.
+            if annotated and all(map(folder.find, file_names.values())):
                 example = next(iter(annotated.values()))
                 absent = f"none of the {len(annotated):,} file names, such as {example!r}, is there"
                 warn(f"{folder.path}: {absent}: the {self.medium}s of their ids are used")
@@ -382,10 +415,13 @@ class _Collection:
             if image_id not in image_ids or not has_another_name:
                 continue
             entries = folder.find(name)
+            # One is enough: where two files disagree, they do so about thousands of images.
             if entries and entries != folder.find(annotated[image_id]):
                 by_references = f"{annotated[image_id]!r} by the references"
                 problem = f"the id {image_id!r} has the {self.medium} {name!r}, and {by_references}"
-                self.problems.add(file_error(self.candidates.path, problem, "correct one of them"))
+                self.problems.add(
+                    file_error(self.candidates.path, problem, "correct one of them", sentence=True)
+                )
                 return
 
     # what is odd
@@ -397,7 +433,9 @@ class _Collection:
             first_id = first_ids.setdefault(entry, image_id)
             if first_id != image_id:
                 problem = f"the ids {first_id!r} and {image_id!r} both mean {PurePosixPath(entry).name!r}"
-                self.problems.add(file_error(self.candidates.path, problem, "write its id in one way"))
+                self.problems.add(
+                    file_error(self.candidates.path, problem, "write its id in one way", sentence=True)
+                )
         return len(first_ids) < len(entries)
 
     def warn_of_repeats(
@@ -426,6 +464,7 @@ class _Collection:
         """Warn of captions and references that may be swapped or the same; note captions that are both."""
         path = self.candidates.path
         captions_per_image = len(rows) / len(references)
+        # People write several references per image, and a captioner one caption: not the other way round.
         if captions_per_image >= 2 and all(len(texts) == 1 for texts in references.values()):
             counts = f"{captions_per_image:.3g} captions and one reference of each image"
             warn(f"{path}: {counts}: are the two files swapped?")
@@ -446,13 +485,15 @@ class _Collection:
         differing: dict[str, None] = {}
         for row in rows:
             first = first_rows.setdefault(row.image_id, row)
+            # Several captions of one record are a list that somebody wrote as one.
             if row.text != first.text and row.owner != first.owner:
                 differing[row.image_id] = None
         return list(differing)
 
     def note_unused(self, links: Sequence[Link], entries_of_links: Sequence[Mapping[str, str]]) -> None:
         """Note annotated images without captions."""
-        for link, entries in zip(links, entries_of_links, strict=False):
+        for link, entries in zip(links, entries_of_links, strict=False):  # no entries where none are needed
+            # A mean over less than the whole set cannot be compared with published ones.
             unused = link.texts.keys() - set(entries.values())
             if unused:
                 have = "has" if len(unused) == 1 else "have"

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -23,7 +23,7 @@ from capeval_core.inputs.files import EXTENSIONS, some_of
 from capeval_core.inputs.records import KEY, LOOKED_AT, VALUE, Records
 from capeval_core.options import Settings, option
 
-_LONGEST_ID = 1_000  # characters
+_LONGEST_ID = 1_000  # characters; a longer text is not taken apart as a path
 _WEAK_LEVEL = 2  # the list of names from which on a column may be anybody's text
 COLUMN_OPTIONS = {"caption": "caption_column", "references": "reference_column"}
 """The option that names the column of a role."""
@@ -52,7 +52,8 @@ class FileOptions(Settings):
     @property
     def splits(self) -> list[str]:
         """The parts to read; none: all."""
-        return [name.strip() for name in (self.split or "").split(",") if name.strip()]
+        names_of_splits = map(str.strip, (self.split or "").split(","))
+        return list(filter(None, names_of_splits))
 
 
 @dataclass
@@ -97,13 +98,17 @@ class TextFile:
         if self.options.id_column is not None and has_path(self.records, self.options.id_column):
             return [self.options.id_column]
         columns = known_ids(self.records, self.columns)
-        return columns + [name for name in self._columns_of_unknown_names() if self.names_files(name)]
+        # A column of an unknown name, such as `slide`, shows by its values that it names pictures.
+        columns += filter(self.names_files, self._columns_of_unknown_names())
+        return columns
 
     @cached_property
     def unknown_ids(self) -> list[str]:
         """Columns of unknown names with another short text in each record, as ids are."""
         if self.options.id_column is not None:
             return []
+        # These never join files by themselves. They are rivals: where all their values are images of the
+        # folder, and other ones than the chosen column's, the user is asked.
         columns = []
         for name in self._columns_of_unknown_names():
             if self._is_another_word_each(name) and not self.names_files(name):
@@ -130,9 +135,14 @@ class TextFile:
 
     def names_files(self, column: str) -> bool:
         """Whether most values of a column look like names of files."""
-        values = [value_at(row, column) for row in islice(self.records.rows, LOOKED_AT)]
-        present = [value for value in values if value is not None]
-        return 2 * sum(map(_names_file, present)) > len(present)
+        value_count = 0
+        file_count = 0
+        for row in islice(self.records.rows, LOOKED_AT):
+            value = value_at(row, column)
+            if value is not None:
+                value_count += 1
+                file_count += _names_file(value)
+        return 2 * file_count > value_count
 
     def place(self, owner: int, column: str | None = None) -> str:
         """What messages call a record, with its id."""
@@ -154,6 +164,7 @@ class TextFile:
         read = {KEY, VALUE, ""}
         for column in (self.id_column, self.file_column, self.label_column, *self.columns):
             if column:
+                # Of a path such as `doc.image_id` the outermost name is the column of the file.
                 read |= {column, column.partition(".")[0]}
         not_read = []
         for name in self.records.fields:
@@ -193,6 +204,7 @@ def _names_file(value: object) -> bool:
     name = names.as_id(value) if isinstance(value, (dict, list)) else value
     if not isinstance(name, str) or len(name) > _LONGEST_ID or "\n" in name:
         return False
+    # Addresses count: of `https://host/42.jpg?size=1` only what is before the question mark is a name.
     extension = PurePosixPath(name.partition("?")[0]).suffix.lower()
     return extension in EXTENSIONS["image"] or extension in EXTENSIONS["video"]
 
@@ -201,8 +213,9 @@ def known_ids(records: Records, without: Sequence[str] = ()) -> list[str]:
     """The columns whose names are those of ids, best first; COCO's `id` is that of an annotation."""
     columns = [name for name in records.fields if names.is_name(name, "id") and name not in without]
     columns += _nested_ids(records, without)
-    names_of_images = {names.plain(name) for name in names.listed("id", "image")}
-    if any(names.plain(name) in names_of_images for name in columns):
+    names_of_images = set(map(names.plain, names.listed("id", "image")))
+    if not names_of_images.isdisjoint(map(names.plain, columns)):
+        # Next to `image_id` a bare `id` numbers annotations, and could be equal to an image's by chance.
         numbers = names.listed("id", "number")
         columns = [name for name in columns if name not in numbers]
     columns.sort(key=lambda name: names.rank(name.rpartition(".")[2], "id"))
@@ -211,15 +224,19 @@ def known_ids(records: Records, without: Sequence[str] = ()) -> list[str]:
 
 def _nested_ids(records: Records, without: Sequence[str]) -> list[str]:
     """Ids one level down, such as `doc.image_id` of lmms-eval's samples."""
-    nested: dict[str, None] = {}
+    nested: list[str] = []
     for row in islice(records.rows, 100):
         for name, value in row.items():
             if not isinstance(value, dict) or name in without:
                 continue
-            is_picture = "bytes" in value or "path" in value
-            if not is_picture:
-                nested.update({f"{name}.{inner}": None for inner in value if names.is_name(inner, "id")})
-    return list(nested)
+            # A picture of `datasets`, {"bytes", "path"}, is an id by itself (`names.as_id`).
+            if "bytes" in value or "path" in value:
+                continue
+            for inner in value:
+                path = f"{name}.{inner}"
+                if names.is_name(inner, "id") and path not in nested:
+                    nested.append(path)
+    return nested
 
 
 # ---- values by path
@@ -227,6 +244,7 @@ def _nested_ids(records: Records, without: Sequence[str]) -> list[str]:
 
 def value_at(record: object, path: str) -> Any:
     """The value of a record under a name, or under a path of names and numbers, or None."""
+    # A name counts before a path: columns of pandas' `json_normalize` have dots in their names.
     if isinstance(record, dict) and path in record:
         return record[path]
     first, _, remainder = path.partition(".")
@@ -295,16 +313,18 @@ def _groups_of_level(fields: Sequence[str], level: Sequence[str], *, several: bo
     for base, group in numbered.items():
         group.sort(key=names.number_of)
         if names.number_of(group[0]) > 1:
-            # One without a number is the first of those that begin with 2.
-            for name in [name for name in groups if names.plain(name) == base]:
-                group[:0] = groups.pop(name)
+            # One without a number is the first of those that begin with 2: `caption, caption_2, caption_3`.
+            for name in list(groups):
+                if names.plain(name) == base:
+                    group[:0] = groups.pop(name)
     return list(groups.values())
 
 
 def _other_sentences(records: Records, groups: Sequence[Sequence[str]]) -> list[str]:
     """Columns of sentences whose names say nothing, next to those of the groups."""
-    columns_of_texts = {name for group in groups for name in group}
-    questions = {names.plain(name) for name in names.listed("answer", "questions")}
+    columns_of_texts = set(chain.from_iterable(groups))
+    # The prompt that a model was asked with is not a rival of its answer.
+    questions = set(map(names.plain, names.listed("answer", "questions")))
     columns = []
     for name in records.fields:
         has_role = (
@@ -320,9 +340,10 @@ def _other_sentences(records: Records, groups: Sequence[Sequence[str]]) -> list[
 
 def chosen_columns(records: Records, setting_value: str) -> list[str]:
     """The columns that the user names: one, a path, or several with commas between them."""
+    # First as it is: the name of one column may hold commas.
     if has_path(records, setting_value):
         return [setting_value]
-    columns = [name.strip() for name in setting_value.split(",")]
+    columns = list(map(str.strip, setting_value.split(",")))
     if len(columns) > 1 and all(has_path(records, name) for name in columns):
         return columns
     return []
@@ -335,33 +356,38 @@ def check_agreement(records: Records, role: str, groups: Sequence[Sequence[str]]
     for index, row in enumerate(records.rows):
         texts_of_groups: dict[str, list[str]] = {}
         for group in groups:
-            texts = [text for name in group for text in _comparable(row.get(name))]
+            texts: list[str] = []
+            for name in group:
+                texts += _comparable(row.get(name))
             if texts:
                 texts_of_groups[",".join(group)] = texts
         first_texts = next(iter(texts_of_groups.values()), [])
-        if any(texts != first_texts for texts in texts_of_groups.values()):
-            listed = " and ".join(map(repr, texts_of_groups))
-            texts_wanted = "candidates" if role == "caption" else "references"
-            problem = (
-                f"has {listed}, which differ ({records.place(index)}): which of them are the {texts_wanted}?"
-            )
-            settings = [setting(COLUMN_OPTIONS[role], name) for name in texts_of_groups]
-            raise file_error(records.path, problem, f"choose {' or '.join(settings)}")
+        if all(texts == first_texts for texts in texts_of_groups.values()):
+            continue
+        listed = " and ".join(map(repr, texts_of_groups))
+        role_name = "candidates" if role == "caption" else "references"
+        problem = f"has {listed}, which differ ({records.place(index)}): which of them are the {role_name}?"
+        settings = [setting(COLUMN_OPTIONS[role], name) for name in texts_of_groups]
+        raise file_error(records.path, problem, f"choose {' or '.join(settings)}")
 
 
 def _comparable(value: object) -> list[str]:
     """The texts of a value, as far as comparing two columns needs them."""
+    # What is not a text is noted when the chosen column is read, with its record.
     try:
         texts = texts_in(value)
     except ValueError:
         return []
-    return [text.strip() for text in texts if text.strip()]
+    return list(filter(None, map(str.strip, texts)))
 
 
 def no_text(records: Records, role: str, options: FileOptions) -> FileError:
     """The error about a file none of whose columns is known to hold the texts."""
     fields = [name for name in records.fields if name not in (KEY, "")]
-    sentences = [name for name in fields if _holds_sentences(records, name)]
+    sentences = []
+    for name in fields:
+        if _holds_sentences(records, name):
+            sentences.append(name)
     ids = [name for name in known_ids(records) if name != KEY]
     texts = "captions" if role == "caption" else "references"
     problem = f"has {some_of(fields)[:500]}: none of these is known to hold {texts}"
@@ -385,7 +411,7 @@ def _holds_sentences(records: Records, column: str) -> bool:
     for row in islice(records.rows, 100):
         if row.get(column) is not None:
             value_count += 1
-            sentence_count += any(" " in text for text in _comparable(row[column]))
+            sentence_count += " " in "".join(_comparable(row[column]))
     return 2 * sentence_count > value_count
 
 
@@ -406,24 +432,29 @@ def select_records(
     indices: Sequence[int] = range(len(records.rows))
     split = split_column(records)
     if options.splits and split is not None:
-        indices = [index for index in indices if str(records.rows[index].get(split)) in options.splits]
+        splits = options.splits
+        indices = [index for index, row in enumerate(records.rows) if str(row.get(split)) in splits]
         if not indices:
             problem = f"holds no captions of split {some_of(options.splits)}, only of {counted(counts)}"
             problems.add(file_error(records.path, problem))
     elif len(counts) > 1 and one_split:
-        # Which images are missing depends on the choice.
+        # Which images are missing depends on the choice. Reading all of them would score a model on its
+        # training images without a word.
         example = "test" if "test" in counts else next(iter(counts))
         fix = setting("split", example, "choose with ")
         problems.add(file_error(records.path, f"holds the splits {counted(counts)}", fix))
         indices = []
-    marks = [name for name in records.fields if names.is_name(name, "left_out")]
-    for mark in marks if role == "references" else []:
-        unmarked = [index for index in indices if not _is_true(records.rows[index].get(mark))]
-        marked_count = len(indices) - len(unmarked)
-        if marked_count:
-            are = "reference is" if marked_count == 1 else "references are"
-            notes.append(f"{marked_count:,} {are} left out, marked by {mark}")
-            indices = unmarked
+    if role == "references":
+        # VizWiz marks captions of pictures too bad to see anything, and those that its checks rejected:
+        # neither describes the image.
+        marks = [name for name in records.fields if names.is_name(name, "left_out")]
+        for mark in marks:
+            unmarked = [index for index in indices if not _is_true(records.rows[index].get(mark))]
+            marked_count = len(indices) - len(unmarked)
+            if marked_count:
+                are = "reference is" if marked_count == 1 else "references are"
+                notes.append(f"{marked_count:,} {are} left out, marked by {mark}")
+                indices = unmarked
     if len(indices) == len(records.rows):
         return records, notes
     numbers = [records.numbers[index] for index in indices] if records.unit else ()
@@ -438,15 +469,21 @@ def _is_true(value: object) -> bool:
 
 def split_column(records: Records) -> str | None:
     """The column that names the part of each record."""
-    return next((name for name in records.fields if names.is_name(name, "split")), None)
+    for name in records.fields:
+        if names.is_name(name, "split"):
+            return name
+    return None
 
 
 def splits_of(records: Records) -> Counter[str]:
     """The number of records of each part."""
     column = split_column(records)
-    if column is None:
-        return Counter()
-    return Counter(str(row[column]) for row in records.rows if row.get(column) is not None)
+    counts: Counter[str] = Counter()
+    if column is not None:
+        for row in records.rows:
+            if row.get(column) is not None:
+                counts[str(row[column])] += 1
+    return counts
 
 
 def counted(splits: Counter[str]) -> str:
@@ -456,15 +493,19 @@ def counted(splits: Counter[str]) -> str:
 
 def refuse_unused(options: FileOptions, read: Sequence[TextFile], problems: Problems) -> None:
     """Note columns and splits that the user names and none of the files has."""
+    # An option that does nothing hides a misspelt name: the file would be read by the usual ones.
     paths = " or ".join(str(file.path) for file in read)
     fields: dict[str, None] = {}
     splits: Counter[str] = Counter()
     for file in read:
-        fields.update(dict.fromkeys(name for name in file.records.fields if name not in (KEY, VALUE)))
+        fields.update(dict.fromkeys(file.records.fields))
         splits += file.splits
+    # These are our names for what has none in the file.
+    fields.pop(KEY, None)
+    fields.pop(VALUE, None)
     columns_are = f"the columns are {some_of(fields)}" if fields else "captions there have no columns"
     for name in _COLUMN_SETTINGS:
-        column = getattr(options, name, None)
+        column = getattr(options, name, None)  # ratings and systems are options of correlate's files alone
         if column is not None and not any(chosen_columns(file.records, column) for file in read):
             problem = f"is not a column of {paths}{did_you_mean(column, fields)}"
             problems.add(wrong_option(name, column, problem, columns_are))

@@ -18,7 +18,7 @@ from capeval_core.inputs.files import some_of
 from capeval_core.inputs.records import TextSource
 from capeval_core.limits import LIMITS
 
-_MOST_LAYERS = 5
+_MOST_LAYERS = 5  # a zip may hold itself
 _DECOMPRESSORS: Mapping[bytes, Callable[[Any], Any]] = {
     b"\x1f\x8b": gzip.open,
     b"BZh": bz2.open,
@@ -29,6 +29,7 @@ _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 
 def limited(file: IO[bytes], path: Path) -> bytes:
     """All bytes of a stream. Raises FileError where there are more than the limit."""
+    # One byte more than allowed: a stream does not say its length, and what gzip says of it may be wrong.
     data = file.read(LIMITS.file_bytes + 1)
     if len(data) > LIMITS.file_bytes:
         raise file_error(path, f"is longer than {LIMITS.file_bytes >> 30} GiB", "give it in parts")
@@ -43,9 +44,10 @@ def unpacked(
     is_format: whether a zip is no container but a format of its own, as Excel's. Raises FileError.
     """
     for _ in range(_MOST_LAYERS):
-        magic = next((magic for magic in _DECOMPRESSORS if data.startswith(magic)), None)
-        if magic is not None:
-            data = _decompressed(source, data, magic)
+        # By the first bytes, not the name: browsers decompress a download and keep its `.gz`.
+        magics = [magic for magic in _DECOMPRESSORS if data.startswith(magic)]
+        if magics:
+            data = _decompressed(source, data, magics[0])
             name = re.sub(r"\.(gz|bz2|xz)$", "", name)
         elif data.startswith(_ZIP) and not is_format(data, name):
             data, name = _member(source, data)

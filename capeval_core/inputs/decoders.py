@@ -57,6 +57,7 @@ class Decoders:
         self._idle: LifoQueue[_Process | None] = LifoQueue()
         for _ in range(min(number, _MOST_PROCESSES)):
             self._idle.put(None)  # not started
+        # The last one used is the next one asked: with little to do the others are never started.
         self._owner = os.getpid()
 
     def pixels(self, sources: Sequence[Source[Any]], square: Square) -> list[NDArray[np.uint8] | None]:
@@ -93,6 +94,7 @@ class Decoders:
             for i, file in files.items():
                 path = os.path.join(folder, file.path)  # noqa: PTH118
                 requests.append((path, file.data, isinstance(sources[i], Upright)))
+            # What the user set in Pillow holds there as well: they decode what this process would.
             limits = (Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES)
             pickle.dump((requests, square, *limits), process.stdin)
             process.stdin.flush()
@@ -133,7 +135,10 @@ def _started() -> _Process:
 
 def _import_path() -> list[str]:
     """Where this process finds modules, without the current folder; first this package if it is not there."""
-    folders = [folder for folder in sys.path if isinstance(folder, str) and os.path.isabs(folder)]  # noqa: PTH117
+    folders = []
+    for folder in sys.path:
+        if isinstance(folder, str) and os.path.isabs(folder):  # noqa: PTH117
+            folders.append(folder)
     package_folder = str(Path(__file__).parents[2])
     return folders if package_folder in folders else [package_folder, *folders]
 
@@ -141,7 +146,7 @@ def _import_path() -> list[str]:
 def _end(process: _Process | None) -> None:
     if process is not None:
         process.kill()
-        process.communicate()
+        process.communicate()  # closes its pipes and waits, so that no zombie is left
 
 
 @cache
@@ -155,6 +160,7 @@ def shared_decoders(number: int) -> Decoders:
 def main() -> None:
     """Answer requests on stdin until it is closed: the program of these processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process ends this one by closing stdin
+    # A decoder of C may print to stdout by its number; so the pipe gets another one.
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # what anything else prints is no answer
         answers.write(_READY)
@@ -179,7 +185,7 @@ def _answer(request: _Request, square: Square | None) -> Any:
         source.decode(reduced=True)
         return source.key, source.traits
     except (ImageError, ValueError, OSError, MemoryError):
-        return None
+        return None  # the thread that asked decodes it again, for the message
 
 
 # ---- a process that reads the file of a stranger first, with bounds
@@ -199,7 +205,8 @@ def frames_within_limits(path: Path, medium: str) -> int:
         raise InputError(Problem(f"the {medium}", f"cannot be read in {bounds}", fix))
     frames, *problem = json.loads(answer)
     if problem:
-        raise InputError(Problem(f"the {medium}", *problem))
+        text, fix, sentence = problem
+        raise InputError(Problem(f"the {medium}", text, fix, sentence=sentence))
     return int(frames)
 
 
@@ -225,4 +232,5 @@ def measure() -> None:
                 raise InputError(Problem("", f"has more than {most}", "cut it or scale it down"))
         print(json.dumps([frames]))
     except InputError as error:
-        print(json.dumps([0, error.problems[0].found, error.problems[0].fix]))
+        problem = error.problems[0]
+        print(json.dumps([0, problem.text, problem.fix, problem.sentence]))

@@ -54,7 +54,9 @@ def reading(path: Path, kind: str = "file", fix: str = "") -> Iterator[None]:
         raise
     except (FileNotFoundError, ValueError):  # no path has a NUL character
         siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise file_error(path, f"there is no such {kind}{did_you_mean(path.name, siblings)}", fix) from None
+        raise file_error(
+            path, f"there is no such {kind}{did_you_mean(path.name, siblings)}", fix, sentence=True
+        ) from None
     except OSError as error:
         raise file_error(path, f"cannot be read ({error.strerror})") from None
 
@@ -103,21 +105,24 @@ def parsed(path: Path, text: str, first_line: int = 1) -> Any:
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
-        if len(result) < len(pairs):
-            counts = Counter(key for key, _ in pairs)
-            repeated.extend(key for key, count in counts.items() if count > 1)
+        if len(result) < len(pairs):  # rarely: this is called for each object of the file
+            for key, count in Counter(key for key, _ in pairs).items():
+                if count > 1:
+                    repeated.append(key)
         return result
 
     try:
         content = json.loads(text, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         problem = f"not JSON (line {first_line + error.lineno - 1}, column {error.colno}: {error.msg})"
-        raise file_error(path, problem, _fix_of(text, error)) from None
+        raise file_error(path, problem, _fix_of(text, error), sentence=True) from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
-        raise file_error(path, f"JSON that cannot be read ({error})") from None
+        raise file_error(path, f"JSON that cannot be read ({error})", sentence=True) from None
     if repeated:
         fix = "write it once, with a list where it has several values"
-        raise file_error(path, f"the key {some_of([*dict.fromkeys(repeated)])} comes twice", fix)
+        raise file_error(
+            path, f"the key {some_of([*dict.fromkeys(repeated)])} comes twice", fix, sentence=True
+        )
     return content
 
 

@@ -27,6 +27,7 @@ def _is_array(data: bytes, name: str) -> bool:
 
 
 def _is_torch(data: bytes, name: str) -> bool:
+    # Since PyTorch 1.6 a zip around a pickle; older ones are bare pickles, recognised below.
     is_named = name.endswith((".pt", ".pth", ".bin"))
     return data.startswith(b"PK") and (is_named or b"data.pkl" in data[:4096])
 
@@ -36,7 +37,7 @@ def _is_pickle(data: bytes, name: str) -> bool:
 
 
 def _is_tar(data: bytes, name: str) -> bool:
-    return data[257:262] == b"ustar"
+    return data[257:262] == b"ustar"  # POSIX puts its mark behind the fields of the oldest form
 
 
 def _is_picture(data: bytes, name: str) -> bool:
@@ -49,6 +50,7 @@ def _is_html(data: bytes, name: str) -> bool:
     return re.match(rb"\s*(<!doctype html|<html)", data[:200], re.IGNORECASE) is not None
 
 
+# In this order: an .npz and a file of PyTorch are both zips.
 FOREIGN: Sequence[ForeignKind] = (
     ForeignKind(_is_array, "is a NumPy array", f"write its captions with {_WRITE_JSON}"),
     ForeignKind(_is_torch, "is a file of PyTorch", f"load it where it is trusted, and write {_WRITE_JSON}"),
@@ -80,4 +82,7 @@ FOREIGN: Sequence[ForeignKind] = (
 
 def foreign_kind(data: bytes, name: str) -> ForeignKind | None:
     """The kind of these bytes of a file of this name; None where it is none of these."""
-    return next((kind for kind in FOREIGN if kind.fits(data, name)), None)
+    for kind in FOREIGN:
+        if kind.fits(data, name):
+            return kind
+    return None

@@ -48,6 +48,7 @@ TURNED = "turned"
 """Trait of an image that its EXIF orientation turns."""
 DEEP = "deep"
 """Trait of an image of whose channels Pillow reads the upper 8 bits alone."""
+# As in TIFF 6.0: 6 is what a phone writes that was held upright.
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -79,14 +80,19 @@ class ImageError(InputError):
         return problem._replace(where=at(argument, (*steps, *self.index) or None))
 
 
-def refused(
-    found: str, fix: str = "", *, index: tuple[int | str, ...] = (), kind: Kind = ImageError
+def image_error(
+    problem: str,
+    fix: str = "",
+    *,
+    index: tuple[int | str, ...] = (),
+    kind: Kind = ImageError,
+    sentence: bool = False,
 ) -> ImageError:
     """The error about a value that is not a visual, before its place in the input is known.
 
-    index: where in the value.
+    index: where in the value. sentence: as in `Problem`.
     """
-    error = ImageError(Problem("", found, fix, kind))
+    error = ImageError(Problem("", problem, fix, kind, sentence))
     error.index = index
     return error
 
@@ -234,6 +240,7 @@ class Upright(Source[Image.Image]):
 
     def compute_key(self) -> str:
         key = self.source.key
+        # Two images of equal pixels may be turned differently.
         if key.startswith("pixels:"):  # a digest without EXIF, which that of a file's bytes holds
             key = f"{_orientation(self.source.decode())}-{key}"
         return f"upright-{key}"
@@ -256,21 +263,22 @@ def _orientation(image: Image.Image) -> int:
 def image_source(value: Any) -> Source[Image.Image]:
     """An image: a path, bytes, a PIL image, an array, a tensor, or the dict of a `datasets` Image feature."""
     if value is None:
-        raise refused("is missing", "every caption needs an image")
+        raise image_error("is missing", "every caption needs an image")
     if isinstance(value, (str, os.PathLike)):
         return File(local_path(value))
     if isinstance(value, BYTES):
         return File("", bytes(value))
     if isinstance(value, Image.Image):
-        file = getattr(value, "filename", "")
+        file = getattr(value, "filename", "")  # which Pillow keeps of a path, and not of bytes
         origin = f" of {quoted(os.fsdecode(file))}" if isinstance(file, (str, Path)) and file else ""
         return Pixels(value, f"the PIL image{origin} ({value.mode}, {value.width}x{value.height})")
     if isinstance(value, Mapping):
         return File(*content_of_dict(value))
+    # A scalar of numpy has an interface, too, and no shape.
     if is_tensor(value) or (shape_of(value) and hasattr(value, "__array_interface__")):
         return _of_array(value)
     fix = "; this looks like an open file: pass its .read()" if hasattr(value, "read") else ""
-    raise refused(f"is {described(value)}", f"expected {_ACCEPTED}{fix}", kind=TypeError)
+    raise image_error(f"is {described(value)}", f"expected {_ACCEPTED}{fix}", kind=TypeError)
 
 
 @dataclass(eq=False, slots=True)
@@ -292,7 +300,9 @@ class _Changed(Source[Any]):
         try:
             return self.change(image)
         except ValueError as error:  # e.g. no way from the mode La to RGB
-            raise refused(f"cannot change {self.name} ({image.mode}) to {self.how}: {error}") from None
+            raise image_error(
+                f"cannot change {self.name} ({image.mode}) to {self.how}: {error}", sentence=True
+            ) from None
 
 
 def in_rgb(image: InputImage) -> InputImage:
@@ -316,11 +326,11 @@ class Texts(Source[Any]):
         texts = list(self.texts)
         if self.image_id is not None:
             texts.insert(0, self.image_id)
-        content = json.dumps(texts)
+        content = json.dumps(texts)  # whose quotes keep ["a b"] and ["a", "b"] apart
         return "references:" + _digest(content.encode()).hexdigest()
 
     def decode(self, reduced: bool = False) -> Any:
-        raise refused("is not opened by a metric on texts alone")
+        raise image_error("is not opened by a metric on texts alone")
 
 
 # ---- files and bytes
@@ -330,10 +340,14 @@ def local_path(value: str | os.PathLike[Any]) -> str:
     """A path that is not empty and no address."""
     path = os.fsdecode(value)
     if not path or "\0" in path:
-        raise refused(f"the path {path!a} has a NUL character" if path else "the path is empty")
+        raise image_error(
+            f"the path {path!a} has a NUL character" if path else "the path is empty", sentence=True
+        )
+    # Never fetched: a number would depend on what a server answers today, and a page of captions would make
+    # this machine ask addresses for whoever wrote it.
     if URL.match(path):
         fix = "pass the path without file://" if path.startswith("file:") else "download it first"
-        raise refused(f"{quoted(path)} is a URL, which is never fetched", fix)
+        raise image_error(f"{quoted(path)} is a URL, which is never fetched", fix, sentence=True)
     return path
 
 
@@ -343,12 +357,13 @@ def content_of_dict(value: Mapping[Any, Any]) -> tuple[str, bytes | None]:
     path: Any = value.get("path")
     if data is None and path is None:
         keys = ", ".join(map(repr, list(value)[:5])) or "no key"
-        raise refused(f'a dict needs "bytes" or "path", and neither None, found {keys}')
+        raise image_error(f'a dict needs "bytes" or "path", and neither None, found {keys}', sentence=True)
     if data is not None and not isinstance(data, BYTES):
-        raise refused(f"is {described(data)}", "expected bytes or None", index=("bytes",), kind=TypeError)
+        raise image_error(f"is {described(data)}", "expected bytes or None", index=("bytes",), kind=TypeError)
     if path is not None and not isinstance(path, (str, os.PathLike)):
-        raise refused(f"is {described(path)}", "expected a str or None", index=("path",), kind=TypeError)
+        raise image_error(f"is {described(path)}", "expected a str or None", index=("path",), kind=TypeError)
     name = "" if path is None else os.fsdecode(path)
+    # Next to bytes a path is a label: `datasets` keeps that of the machine on which the set was made.
     return (local_path(name), None) if data is None else (name, bytes(data))
 
 
@@ -373,7 +388,7 @@ class File(Source[Any]):
     def decode(self, reduced: bool = False) -> Any:
         data = read_file(self.path) if self.data is None else self.data
         if not data:
-            raise refused(f"{self.name} is empty (zero bytes)")
+            raise image_error(f"{self.name} is empty (zero bytes)", sentence=True)
         self._key = self._key or f"file:{_digest(data).hexdigest()}"
         image, self.traits = _decode(data, self.name, reduced)
         return image
@@ -384,10 +399,12 @@ def read_file(path: str, content: str = "image") -> bytes:
     with open_file(path, content) as file:
         size = os.fstat(file.fileno()).st_size
         if size > LONGEST_FILE:
-            raise refused(f"{quoted(path)} has {size:,} bytes", f"too many for one {content}")
+            raise image_error(
+                f"{quoted(path)} has {size:,} bytes", f"too many for one {content}", sentence=True
+            )
         data = file.read()
         if not data:
-            raise refused(f"{quoted(path)} is empty (zero bytes)")
+            raise image_error(f"{quoted(path)} is empty (zero bytes)", sentence=True)
         return data
 
 
@@ -396,22 +413,25 @@ def open_file(path: str, content: str = "image") -> Iterator[IO[bytes]]:
     """A regular file, open for reading in the block."""
     name = quoted(path)
     try:
+        # Before it is opened: a named pipe would wait for a writer for ever.
         mode = os.stat(path).st_mode  # noqa: PTH116  (a Path per image costs more than the call)
         if not stat.S_ISREG(mode):
             kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
-            raise refused(f"{name} is {kind}", f"pass the path of one {content}")
+            raise image_error(f"{name} is {kind}", f"pass the path of one {content}", sentence=True)
         with Path(path).open("rb") as file:
             yield file
     except (FileNotFoundError, NotADirectoryError):
         fix = "~ is not expanded, write the whole path" if path.startswith("~") else ""
-        raise refused(f"there is no file {name}", fix) from None
+        raise image_error(f"there is no file {name}", fix, sentence=True) from None
     except (OSError, UnicodeEncodeError) as error:  # half a character, which no path has
-        raise refused(f"cannot read {name} ({getattr(error, 'strerror', None) or error})") from None
+        raise image_error(
+            f"cannot read {name} ({getattr(error, 'strerror', None) or error})", sentence=True
+        ) from None
 
 
 def open_image(file: str | IO[bytes]) -> Image.Image:
     """`PIL.Image.open` for the formats in `FORMATS` alone; image files are opened here only."""
-    Image.init()
+    Image.init()  # lists all plugins: AVIF and HEIF are there by build and by extra package only
     return Image.open(file, formats=[form for form in FORMATS if form in Image.OPEN])
 
 
@@ -424,18 +444,22 @@ def _decoding(name: str, fix: str = "") -> Iterator[None]:
         raise
     except UnidentifiedImageError:
         problem = f"{name} is not an image in the formats that are opened, or its header is cut off"
-        raise refused(problem, f"convert it to one of {OPENED}") from None
+        raise image_error(problem, f"convert it to one of {OPENED}", sentence=True) from None
+    # The warning is raised where a user made warnings errors.
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise refused(f"{name} is too large to trust ({short_reason(error)})", _BOMB) from None
+        raise image_error(
+            f"{name} is too large to trust ({short_reason(error)})", _BOMB, sentence=True
+        ) from None
     except Exception as error:  # Pillow's plugins raise whatever their parsing trips over
         reason = short_reason(error)
         is_cut_off = "truncated" in reason.lower() or isinstance(error, EOFError)
         reason = "truncated" if is_cut_off else f"truncated or damaged: {reason}"
-        raise refused(f"cannot decode {name} ({reason})", fix) from None
+        raise image_error(f"cannot decode {name} ({reason})", fix, sentence=True) from None
 
 
 def _decode(data: bytes, name: str, reduced: bool) -> tuple[Image.Image, frozenset[str]]:
     """The image that the bytes of a file hold, if it has pixels worth scoring, and its traits."""
+    # A check needs no pixels: without these two shortcuts the checks of a run would cost as much as decoding.
     if reduced:
         data = _without_scan(data) or data
     with io.BytesIO(data) as file, _decoding(name):
@@ -471,6 +495,11 @@ def is_deep(image: Image.Image) -> bool:
     return False
 
 
+# The segments of a JPEG, each `ff`, its kind, and its length of two bytes:
+#
+#     ffd8 | ffe0 app | ffdb tables | ffc0 frame | ffc4 codes | ffda scan, then coded pixels | ffd9
+#
+# In coded pixels a byte ff is followed by 00; ffd0 to ffd7 restart the decoder within them.
 _SEGMENT = re.compile(rb"\xff([\xc0-\xcf\xda-\xfe])(..)", re.DOTALL)
 _SCAN_END = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")
 _SEQUENTIAL = re.compile(rb"[\xc4\xcc\xdb-\xfe]*[\xc0\xc1][\xc4\xcc\xdb-\xfe]*\xda")
@@ -501,20 +530,23 @@ def _without_scan(data: bytes) -> bytes | None:
 def _refuse_unfit(image: Image.Image, name: str) -> None:
     """Refuse unread files of other formats, sizes that no encoder can use, and animations, by the header."""
     form = image.format
+    # An image that is loaded came from whatever format the user trusted: its pixels are there.
     unread = bool(getattr(image, "tile", None)) or isinstance(image, ImageFile.StubImageFile)
     if isinstance(image, ImageFile.ImageFile) and unread and form not in (None, "MPO", *FORMATS):
         problem = f"{name} is in the format {form}, which is not opened"
-        raise refused(problem, f"convert it to one of {OPENED}, or .load() it first")
+        raise image_error(problem, f"convert it to one of {OPENED}, or .load() it first", sentence=True)
     refuse_size(*image.size, name)
     if image.mode in ("I", "F") or image.mode.startswith("I;"):
         content = "floats" if image.mode == "F" else "more than 8 bits"
         problem = f"{name} has {content} per channel (mode {image.mode}), and does not say which is white"
-        raise refused(
-            problem, "scale it to 8 bits: divide 16 bits by 257, or by less if they are not used up"
+        raise image_error(
+            problem,
+            "scale it to 8 bits: divide 16 bits by 257, or by less if they are not used up",
+            sentence=True,
         )
     # Not `n_frames`, for which Pillow reads a whole GIF. In an MPO lie a phone's depth map or thumbnail.
     if form != "MPO" and getattr(image, "is_animated", False):
-        raise refused(f"{name} has more than one frame", "save one of them as an image")
+        raise image_error(f"{name} has more than one frame", "save one of them as an image", sentence=True)
 
 
 def refuse_size(width: int, height: int, name: str) -> None:
@@ -522,12 +554,14 @@ def refuse_size(width: int, height: int, name: str) -> None:
     limit = Image.MAX_IMAGE_PIXELS
     size = f"{name} is {width}x{height} pixels"
     if limit is not None and width * height > limit:
-        raise refused(f"{size}, more than the limit of {limit:,} (a decompression bomb?)", _BOMB)
+        raise image_error(
+            f"{size}, more than the limit of {limit:,} (a decompression bomb?)", _BOMB, sentence=True
+        )
     if min(width, height) <= 1 or max(width, height) > _MAX_ASPECT_RATIO * min(width, height):
         fix = (
             f"an image needs 2 on each side, and no side may be {_MAX_ASPECT_RATIO} times the other: crop it"
         )
-        raise refused(size, fix)
+        raise image_error(size, fix, sentence=True)
 
 
 # ---- pixels
@@ -553,14 +587,15 @@ class Pixels(Source[Image.Image]):
                 self.traits = _load(value) | (self.traits & {DEEP})  # once loaded, its depth is forgotten
                 return value.copy()
         refuse_size(value.shape[1], value.shape[0], self.name)  # a view of few numbers may have any shape
-        if is_tensor(value):
+        if is_tensor(value):  # numpy has no bfloat16
             value = value.cpu().float().numpy() if value.is_floating_point() else value.cpu().numpy()
         if value.dtype != np.uint8:
             low = float(value.min())  # NaN passes through min
             high = float(value.max())
             if not (low >= -_ROUNDING and high <= 1 + _ROUNDING):
                 fix = "expected [0, 1]: divide by 255, or pass the pixels as they were before normalisation"
-                raise refused(f"{self.name} has floats from {low:.4g} to {high:.4g}", fix)
+                raise image_error(f"{self.name} has floats from {low:.4g} to {high:.4g}", fix, sentence=True)
+            # In float16 the product with 255 would be rounded to an eighth before it is to a whole number.
             wide = value.astype(np.float32) if value.dtype.itemsize < 4 else value
             value = np.rint(np.clip(wide, 0, 1) * 255).astype(np.uint8)
         return Image.fromarray(np.ascontiguousarray(value[:, :, 0] if value.shape[2:] == (1,) else value))
@@ -570,7 +605,7 @@ class Pixels(Source[Image.Image]):
         image = self.decode()
         digest = _digest()
         digest.update(f"{image.mode} {image.size} {image.info.get('transparency')!r}".encode())
-        palette = image.palette
+        palette = image.palette  # the pixels of an image of mode P are indices into it
         if palette is not None:
             digest.update(f"{palette.mode} ".encode() + image.im.getpalette(palette.mode, palette.mode))
         digest.update(image.tobytes())
@@ -581,21 +616,30 @@ def _of_array(value: Any) -> Pixels:
     """The source of a numpy array (H, W, C), or of a tensor, whose channels may come first."""
     is_torch = is_tensor(value)
     if is_torch and (value.is_nested or value.device.type == "meta" or "strided" not in str(value.layout)):
-        raise refused("the tensor is nested, sparse or on the meta device", "pass a dense one with pixels")
+        raise image_error(
+            "the tensor is nested, sparse or on the meta device",
+            "pass a dense one with pixels",
+            sentence=True,
+        )
     if not is_torch:
         value = np.asanyarray(value)
     shape = tuple(value.shape)
     dtype = str(value.dtype).rpartition(".")[2]
     name = f"the {'tensor' if is_torch else 'array'} of shape {shape}"
     if np.ma.is_masked(value):
-        raise refused(f"{name} has masked pixels, an image has none", "pass array.filled(value)")
+        raise image_error(
+            f"{name} has masked pixels, an image has none", "pass array.filled(value)", sentence=True
+        )
     if dtype != "uint8" and not dtype.startswith(("float", "bfloat")):
         fix = "expected uint8, or float in [0, 1]: divide 16 bits by 65535, multiply a mask by 255"
-        raise refused(f"{name} has dtype {dtype}", fix)
+        raise image_error(f"{name} has dtype {dtype}", fix, sentence=True)
+    # torchvision gives (C, H, W), numpy has (H, W, C). A tensor of (3, H, 3) is both, and refused.
     channels_first = is_torch and len(shape) == 3 and shape[0] in (1, 3)
     channels_last = len(shape) == 3 and shape[2] in (1, 3, 4)
     if channels_first and channels_last:
-        raise refused(f"{name} may be (C, H, W) and (H, W, C)", "pass a numpy array (H, W, C)")
+        raise image_error(
+            f"{name} may be (C, H, W) and (H, W, C)", "pass a numpy array (H, W, C)", sentence=True
+        )
     if not (channels_first or channels_last or len(shape) == 2):
         fix = "expected (H, W), (H, W, 3) or (H, W, 4)"
         if is_torch:
@@ -604,9 +648,10 @@ def _of_array(value: Any) -> Pixels:
             fix = f"{fix}; of a batch pass one after the other"
         if len(shape) == 3:
             fix = f"{fix}; of grey images pass a list, each (H, W)"
-        raise refused(f"{name} is no image", fix)
+        raise image_error(f"{name} is no image", fix, sentence=True)
     if 0 in shape:
-        raise refused(f"{name} has no pixels")
+        raise image_error(f"{name} has no pixels", sentence=True)
+    # numpy cannot read a view that is negated lazily, as the imaginary part of a conjugate is.
     value = value.detach().resolve_neg() if is_torch else np.asarray(value)
     if channels_first:
         value = value.permute(1, 2, 0)
@@ -615,15 +660,16 @@ def _of_array(value: Any) -> Pixels:
     return Pixels(value, name)
 
 
-def shape_of(value: Any) -> tuple[int, ...] | None:
+def shape_of(value: object) -> tuple[int, ...] | None:
     """The shape of an array or tensor; None for what has none, as a class, a mock and a nested tensor."""
     try:
-        return tuple(value.shape) if isinstance(value.shape, tuple) else None
-    except (AttributeError, RuntimeError):  # nested tensors have none
+        shape = getattr(value, "shape", None)
+    except RuntimeError:  # nested tensors have none
         return None
+    return tuple(shape) if isinstance(shape, tuple) else None
 
 
-def is_tensor(value: Any) -> bool:
+def is_tensor(value: object) -> bool:
     """Whether this is a torch tensor, without importing torch."""
     module = type(value).__module__.partition(".")[0]
     return module == "torch" and hasattr(value, "is_floating_point") and not isinstance(value, type)
@@ -635,7 +681,7 @@ NOT_A_LIST = "one per row, in order: of a table one column, of a generator or a 
 """The fix for what has no rows, behind the words for what is expected."""
 
 
-def as_list(value: Any) -> list[Any] | None:
+def as_list(value: object) -> list[Any] | None:
     """Any sequence as a list; None for what has no order, no length, or is no sequence."""
     if isinstance(value, (str, bytes, bytearray, range, type, Mapping, Set)):
         return None
@@ -646,7 +692,7 @@ def as_list(value: Any) -> list[Any] | None:
     return rows if isinstance(rows, list) else None  # a numpy scalar has tolist too
 
 
-def is_table(value: Any) -> bool:
+def is_table(value: object) -> bool:
     """A pandas or polars DataFrame, or a whole Dataset: its columns are not rows."""
     return hasattr(value, "columns") or hasattr(value, "column_names")
 
@@ -710,10 +756,13 @@ def square_pixels(
         return _square_with_margins(image, size, method)
     if resize == "squash":
         sides = (size, size)
+    # As torchvision's Resize cuts off: the longer side is rounded down.
     elif width <= height:
         sides = (size, int(size * height / width))
     else:
         sides = (int(size * width / height), size)
-    left, top = (round((side - size) / 2.0) for side in sides)
+    # As torchvision's CenterCrop rounds: half a pixel to the even number.
+    left = round((sides[0] - size) / 2.0)
+    top = round((sides[1] - size) / 2.0)
     cropped = resized(image, sides, method, (left, top, left + size, top + size)).convert("RGB")
     return np.ascontiguousarray(np.asarray(cropped).transpose(2, 0, 1))

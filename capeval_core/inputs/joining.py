@@ -29,7 +29,7 @@ from urllib.parse import unquote, urlsplit
 from capeval_core.errors import Problems, counted, file_error, valid_unicode
 from capeval_core.inputs import names
 from capeval_core.inputs.files import EXTENSIONS, bare, reading, some_of
-from capeval_core.inputs.images import quoted, refused
+from capeval_core.inputs.images import image_error, quoted
 
 _COCO_NUMBER = re.compile(r"(?:(?:COCO|coco)_[A-Za-z0-9]+_)?([0-9]{1,18})(?:\.0)?")
 _NUMBER = re.compile(r"(?:(?:frame|image|img|im|photo|picture|pic)[_ -]?)?[0-9]{1,6}", re.IGNORECASE)
@@ -49,16 +49,21 @@ def parts_of(name: str) -> NameParts:
     if _ADDRESS.match(name):
         with suppress(ValueError):  # an address that is none stays a name
             name = unquote(urlsplit(name).path)
+    # macOS lists names decomposed (e and its accent), files of captions hold them composed.
     if not name.isascii():
         name = unicodedata.normalize("NFC", name)
     if "/" not in name and "\\" not in name:
-        return NameParts((), name)
-    parts = [part for part in re.split(r"[/\\]+", name) if part not in ("", ".", "..")]
+        return NameParts((), name)  # most names, of which there are millions
+    parts = []
+    for part in re.split(r"[/\\]+", name):
+        if part not in ("", ".", ".."):
+            parts.append(part)
     return NameParts(tuple(parts[:-1]), parts[-1]) if parts else NameParts((), name)
 
 
 def agreement(folders: Sequence[str], entry_folders: Sequence[str]) -> int | None:
     """In how many folders, from the innermost, two names agree; None where one differs."""
+    # From the end: the same set lies in /data on one machine and in C:\coco on another.
     shared = min(len(folders), len(entry_folders))
     if folders[len(folders) - shared :] != entry_folders[len(entry_folders) - shared :]:
         return None
@@ -67,7 +72,7 @@ def agreement(folders: Sequence[str], entry_folders: Sequence[str]) -> int | Non
 
 def coco_number(stem: str) -> int | None:
     """The number of COCO that a name without its extension is."""
-    if not stem[-1:].isdecimal():
+    if not stem[-1:].isdecimal():  # faster than the pattern, which most names of other sets would fail
         return None
     match = _COCO_NUMBER.fullmatch(stem)
     return int(match[1]) if match else None
@@ -76,8 +81,17 @@ def coco_number(stem: str) -> int | None:
 class Names:
     """Entries that can be found under the several ways to write an image id."""
 
+    # The tables below for the entry `val2014/COCO_val2014_000000000042.jpg`:
+    #
+    #     _folders     the whole entry               -> ("val2014",)
+    #     _by_last     COCO_val2014_000000000042.jpg -> [entry]
+    #     _by_stem     COCO_val2014_000000000042     -> [entry]
+    #     _by_number   42                            -> [entry]
+    #
+    # One pass over the entries instead of one per id: both may be a million.
+
     def __init__(self, entries: Iterable[str]) -> None:
-        self.entries = sorted(entries)
+        self.entries = sorted(entries)  # a folder is listed in any order, messages are not to depend on it
         self._folders: dict[str, tuple[str, ...]] = {}
         self._by_last: defaultdict[str, list[str]] = defaultdict(list)
         self._by_stem: defaultdict[str, list[str]] = defaultdict(list)
@@ -109,6 +123,8 @@ class Names:
         parts = parts_of(name)
         stem = bare(parts.last)
         number = coco_number(stem)
+        # The closest first, and the first that has any counts: `42.jpg` is the file of that name, though
+        # `42.png` has its stem and `000042.jpg` its number.
         similar = (
             self._by_last.get(parts.last, []),
             self._by_stem.get(parts.last, []),
@@ -133,7 +149,9 @@ class Names:
         furthest = max(agreements.values(), default=0)
         nearest = [entry for entry, shared in agreements.items() if shared == furthest]
         # Without a folder in the id, an entry that lies in none is meant before those below.
-        outermost = [entry for entry in nearest if not self._folders[entry]] if not folders else []
+        outermost = []
+        if not folders:
+            outermost = [entry for entry in nearest if not self._folders[entry]]
         return outermost or nearest
 
     def only(self, image_id: str, what: str) -> str:
@@ -143,14 +161,18 @@ class Names:
             return matches[0]
         if matches:
             several = " and ".join(map(repr, matches[:3]))
-            raise refused(
-                f"the id {quoted(image_id)} is ambiguous, it can mean {several}", "write it in full"
+            raise image_error(
+                f"the id {quoted(image_id)} is ambiguous, it can mean {several}",
+                "write it in full",
+                sentence=True,
             )
         present = ""
         if self.entries:
             have = "has" if len(self.entries) == 1 else "have"
             present = f"; {counted(len(self.entries), 'image')} {have} ({some_of(self.entries)})"
-        raise refused(f"{quoted(image_id)} has no {what}{present}", "add them, or correct the id")
+        raise image_error(
+            f"{quoted(image_id)} has no {what}{present}", "add them, or correct the id", sentence=True
+        )
 
 
 class Folder:
@@ -165,6 +187,7 @@ class Folder:
     @property
     def deep(self) -> Names:
         """All entries, with those of folders below; listed when they are needed first."""
+        # A flat folder of a million images next to others is not walked in vain.
         if self._deep is None:
             below = [name for name in names_below(self.path, self.medium) if "/" in name]
             self._deep = Names([*self.names.entries, *below]) if below else self.names
@@ -188,6 +211,7 @@ class Folder:
         if not parts.folders or not _NUMBER.fullmatch(bare(parts.last)):
             return False
         folder = parts.folders[-1]
+        # `images/1` says nothing against a folder `val`, nor `val/1` against one that is called `images`.
         return (
             folder not in self._own_names and _says_which(folder) and all(map(_says_which, self._own_names))
         )
@@ -207,12 +231,15 @@ class Folder:
         matches = {image_id: self.find(name) for image_id, name in names_of_ids.items()}
         nowhere: dict[str, Path] = {}
         if absent_too and any(matches.values()):
-            for image_id in [image_id for image_id, entries in matches.items() if not entries]:
+            for image_id, entries in list(matches.items()):
+                if entries:
+                    continue
                 # A name without folders, as the path of a file elsewhere could be one that is there.
                 nowhere[image_id] = self.path / names_of_ids[image_id].replace("/", "\N{DIVISION SLASH}")
                 del matches[image_id]
         like = some_of(self.names.entries[:3]) or some_of(self.deep.entries[:3])
-        lacking = f"no {self.medium}; it holds {f'files like {like}' if like else 'no files'}"
+        content = f"files like {like}" if like else "no files"
+        lacking = f"no {self.medium}; it holds {content}"
         fix = f"an id is the {self.medium}'s file name, its path, or its COCO number"
         for image_id, entries in matches.items():
             parts = parts_of(names_of_ids[image_id])
@@ -246,17 +273,25 @@ def only_matches(
     source: Path, matches: Mapping[str, list[str]], lacking: str, problems: Problems, fix: str = ""
 ) -> dict[str, str]:
     """The one entry that each id means; note ids that mean several, or none, which have `lacking`."""
+    entry_of_id: dict[str, str] = {}
+    missing: list[str] = []
     for image_id, entries in matches.items():
-        if len(entries) > 1:
-            several = " and ".join(map(repr, entries[:4])) + (" and more" if len(entries) > 4 else "")
+        if not entries:
+            missing.append(image_id)
+        elif len(entries) == 1:
+            entry_of_id[image_id] = entries[0]
+        else:
+            several = " and ".join(map(repr, entries[:4]))
+            if len(entries) > 4:
+                several = f"{several} and more"
             problem = f"the id {image_id!r} is ambiguous, it can mean {several}"
-            problems.add(file_error(source, problem, "write its path"))
-    missing = [image_id for image_id, entries in matches.items() if not entries]
+            problems.add(file_error(source, problem, "write its path", sentence=True))
     if missing:
+        # In one problem: with the wrong folder all ids are missing, for one reason.
         have = "has" if len(missing) == 1 else "have"
         problem = f"{len(missing):,} of {len(matches):,} ids ({some_of(missing)}) {have} {lacking}"
-        problems.add(file_error(source, problem, fix))
-    return {image_id: entries[0] for image_id, entries in matches.items() if len(entries) == 1}
+        problems.add(file_error(source, problem, fix, sentence=True))
+    return entry_of_id
 
 
 # ---- names in folders
@@ -284,6 +319,7 @@ def names_below(folder: Path, medium: str = "image") -> Iterator[str]:
             continue
         visited.add(real)
         relative = Path(place).relative_to(folder).as_posix()
+        # In place, which is how `os.walk` is told not to go into folders such as .git and .ipynb_checkpoints.
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         holds_frames = any(bare(name, "image") != name for name in files_here)
         if medium == "video" and holds_frames and relative != ".":
@@ -299,12 +335,15 @@ def refuse_names(folder: Path, entries: Iterable[str], problems: Problems) -> No
     """Note names of files that no file of results could hold."""
     for name in entries:
         if not valid_unicode(name):
-            problems.add(file_error(folder, f"the name of {name!a} is not UTF-8", "rename that file"))
+            problems.add(
+                file_error(folder, f"the name of {name!a} is not UTF-8", "rename that file", sentence=True)
+            )
 
 
 def paths_by_id(folder: Path, problems: Problems) -> dict[str, Path]:
     """The images directly in a folder by their names without the extension; note names that collide."""
     by_id: defaultdict[str, list[str]] = defaultdict(list)
+    # A name whose extension is that of an image; notes and thumbnails' databases lie in such folders, too.
     images = [name for name in sorted(names_in(folder)) if bare(name, "image") != name]
     refuse_names(folder, images, problems)
     for name in images:
@@ -313,7 +352,7 @@ def paths_by_id(folder: Path, problems: Problems) -> dict[str, Path]:
         if len(files_of_id) > 1:
             problem = f"{' and '.join(map(repr, files_of_id))} would both be {image_id!r}"
             fix = "rename one of them, or run for each in a folder of its own"
-            problems.add(file_error(folder, problem, fix))
+            problems.add(file_error(folder, problem, fix, sentence=True))
     if not by_id:
         fix = f"expected files with the extension {', '.join(sorted(EXTENSIONS['image']))}"
         problems.add(file_error(folder, "holds no images", fix))

@@ -12,10 +12,11 @@ from typing import Any, TypeGuard
 from capeval_core.errors import described, noting
 from capeval_core.inputs import files, names
 from capeval_core.inputs.files import some_of
-from capeval_core.inputs.records import FILE_NAME, KEY, LOOKED_AT, VALUE, Record, Records, TextSource
+from capeval_core.inputs.records import FILE_NAME, KEY, LOOKED_AT, VALUE, Record, Records, TextSource, all_are
 from capeval_core.inputs.segments import by_segment
 
-_DEEPEST = 4  # objects around the records
+# Objects around the records. Without a bound a file of thousands of brackets would end in a RecursionError.
+_DEEPEST = 4
 _CONTAINERS = ("results", "data", "annotations", "items", "samples")
 """Names of lists and objects that hold records, besides those of captions and references."""
 
@@ -23,6 +24,8 @@ _CONTAINERS = ("results", "data", "annotations", "items", "samples")
 def open_json(source: TextSource, data: bytes, name: str) -> Records:
     """The records of JSON, or of JSON lines under a name that ends with .json."""
     text = files.decoded(source.path, data)
+    # Many tools write JSON lines under `.json`. A first line that is a closed object before another one
+    # cannot be JSON: that has no second value.
     first_line, _, further_lines = text.lstrip().partition("\n")
     if first_line.rstrip().endswith("}") and further_lines.lstrip().startswith("{"):
         return open_json_lines(source, data, name)
@@ -37,6 +40,7 @@ def open_json_lines(source: TextSource, data: bytes, name: str) -> Records:
     for number, line in enumerate(files.decoded(source.path, data).split("\n"), start=1):
         if not line.strip():
             continue
+        # A run that was stopped leaves half a line: it is noted with its number, and the others are read.
         with noting(source.problems):
             content = files.parsed(source.path, line, first_line=number)
             if isinstance(content, dict):
@@ -61,15 +65,16 @@ def records_of(source: TextSource, content: object, depth: int = 0) -> Records:
             return records
     if isinstance(content, dict) and not content:
         raise source.error("holds no captions")
-    if isinstance(content, dict) and all(isinstance(value, dict) for value in content.values()):
+    if isinstance(content, dict) and all_are(dict, content.values()):
         first: dict[str, Any] = next(iter(content.values()))
+        # Few objects of many texts each, `{"model A": {"1": "a dog", ...}, ...}`: these are several systems.
         if len(content) <= len(first) and all(map(_is_text, first.values())):
             fix = "write one of them into a file of its own"
             raise source.error(f"holds records under {some_of(content)}", fix)
         # Which of their values is the text shows when columns are chosen.
         return Records(source.path, "objects by image id", _keyed_rows(content))
     fix = "expected {image id: caption or captions}, or a list of objects with an id and a caption each"
-    raise source.error(f"unknown form, found {described(content, none='null')}", fix)
+    raise source.error(f"unknown form, found {described(content, none='null')}", fix, sentence=True)
 
 
 # ---- the forms
@@ -86,10 +91,14 @@ def _coco(source: TextSource, content: object, depth: int) -> Records | None:
         visuals: dict[str, Record] = {}
         medium = "images"
         for key in names.listed("containers", "visuals"):
-            medium = key if content.get(key) else medium
-            for index, visual in enumerate(content.get(key) or []):
+            visuals_of_key = content.get(key)
+            if visuals_of_key:
+                medium = key
+            for index, visual in enumerate(visuals_of_key or []):
                 _add_visual(source, visuals, visual, f"{key.removesuffix('s')} {index}")
-        rows = [_with_visual(row, visuals) for row in annotations] if visuals else list(annotations)
+        rows = list(annotations)
+        if visuals:
+            rows = [_with_visual(row, visuals) for row in annotations]
         unit = name.removesuffix("s")
         names_files = any(FILE_NAME in visual for visual in visuals.values())
         return Records(
@@ -108,14 +117,19 @@ def _add_visual(source: TextSource, visuals: dict[str, Record], visual: object, 
     if file_name is not None and not isinstance(file_name, str):
         source.note_problem(place, problem)
         return
+    # Lists and objects of an image, such as its regions, would become columns of each of its captions.
     fields = {name: value for name, value in visual.items() if isinstance(value, (str, int, float))}
+    # COCO's annotations point at an image's `id`; MSR-VTT's at `video_id`, next to a running `id`.
     for key in ("id", "video_id", "image_id"):
         visual_id = names.as_id(visual.get(key))
         if visual_id is None:
             continue
         first = visuals.setdefault(visual_id, fields)
+        # Merged files repeat images: that is harmless, unless one id would mean two files.
         if first.get(FILE_NAME) != fields.get(FILE_NAME):
-            source.note_problem(place, f"the id {visual_id!r} is also that of {first.get(FILE_NAME)!r}")
+            source.note_problem(
+                place, f"the id {visual_id!r} is also that of {first.get(FILE_NAME)!r}", sentence=True
+            )
     if file_name and names.as_id(visual.get("id")) is None:
         source.note_problem(place, problem)
 
@@ -126,8 +140,12 @@ def _with_visual(row: Record, visuals: Mapping[str, Record]) -> Record:
         visual_id = names.as_id(row.get(key))
         visual = visuals.get(visual_id) if visual_id is not None else None
         if visual is not None:
-            fields = {name: value for name, value in visual.items() if name not in ("id", "caption")}
-            return {**fields, **row}
+            # The annotation's values count. An image's own `caption` would be taken for the text of an
+            # annotation that calls its own by another name.
+            fields = dict(visual)
+            fields.pop("id", None)
+            fields.pop("caption", None)
+            return fields | row
     return row
 
 
@@ -136,14 +154,16 @@ def _karpathy(source: TextSource, content: object, depth: int) -> Records | None
     images = content.get("images") if isinstance(content, dict) else None
     if not _are_objects(images) or not any("sentences" in image for image in images):
         return None
-    rows = []
+    rows: list[Record] = []
+    names_files = False
     for image in images:
         folder = image.get("filepath")
         name = image.get("filename")
+        # Of COCO only: its images lie in `train2014` and `val2014`. Flickr's entries have a `filename` alone.
         if isinstance(folder, str) and isinstance(name, str):
             image = {**image, FILE_NAME: f"{folder}/{name}"}
+        names_files = names_files or FILE_NAME in image
         rows.append(image)
-    names_files = any(FILE_NAME in row for row in rows)
     return Records(source.path, "Karpathy's images", rows, "image", range(len(rows)), names_files=names_files)
 
 
@@ -157,9 +177,13 @@ def _pandas(source: TextSource, content: object, depth: int) -> Records | None:
     data = content["data"]
     if not isinstance(columns, list) or not isinstance(data, list):
         return None
-    if not all(isinstance(row, list) and len(row) == len(columns) for row in data):
-        raise source.error(f"has rows that are not of {len(columns)} columns each", "write a list of objects")
-    rows = _rows_of_cells([str(column) for column in columns], data)
+    names_of_columns = list(map(str, columns))  # pandas numbers columns without a name
+    rows = []
+    for cells in data:
+        if not isinstance(cells, list) or len(cells) != len(columns):
+            problem = f"has rows that are not of {len(columns)} columns each"
+            raise source.error(problem, "write a list of objects")
+        rows.append(dict(zip(names_of_columns, cells, strict=True)))
     return Records(source.path, "a table by rows", rows, "row", range(len(rows)))
 
 
@@ -167,11 +191,18 @@ def _parallel(source: TextSource, content: object, depth: int) -> Records | None
     """Lists by column, `{"image_id": [...], "caption": [...]}`, also as `DataFrame.to_json` writes them."""
     if not isinstance(content, dict) or not source.has_text(content):
         return None
-    columns = {name: value for name, value in content.items() if isinstance(value, list)}
-    by_row = {name: value for name, value in content.items() if isinstance(value, dict)}
+    columns: dict[str, list[Any]] = {}
+    by_row: dict[str, dict[str, Any]] = {}
+    for name, value in content.items():
+        if isinstance(value, list):
+            columns[name] = value
+        elif isinstance(value, dict):
+            by_row[name] = value
     if by_row and columns:
         return None
     fields = [*columns, *by_row]
+    # `{"captions": [...], "references": [...]}` may be two lists of records as well: an id, or both texts as
+    # bare lists, tells that these are columns.
     has_id = source.has_name(fields, "id")
     has_both_texts = source.has_name(fields, "caption") and source.has_name(fields, "references")
     if not source.has_text(fields):
@@ -179,20 +210,31 @@ def _parallel(source: TextSource, content: object, depth: int) -> Records | None
     if not has_id and not (has_both_texts and columns) and source.role != "rating":
         return None
     if by_row:
-        if len({tuple(value) for value in by_row.values()}) > 1:
+        columns = _columns_by_row(source, by_row)
+    if any(_holds_a_record(source, column) for column in columns.values()):
+        return None
+    lengths = set(map(len, columns.values()))
+    if len(lengths) > 1:
+        listed = ", ".join(f"{name!r} of {len(column):,}" for name, column in columns.items())
+        problem = f"has lists by column of different lengths ({listed})"
+        raise source.error(problem, "write a list of objects")
+    rows = [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+    return Records(source.path, "lists by column", rows, "row", range(len(rows)), has_ids=has_id)
+
+
+def _columns_by_row(source: TextSource, by_row: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Lists by column of `{"caption": {"0": ..., "1": ...}}`, as pandas writes them by default."""
+    columns: dict[str, list[Any]] = {}
+    row_names: list[str] | None = None
+    for name, cells in by_row.items():
+        row_names = row_names or list(cells)
+        # Their values are taken in order, so that other names of rows would join texts of different images.
+        if list(cells) != row_names:
             raise source.error(
                 f"has columns of different rows ({some_of(by_row)})", "write a list of objects"
             )
-        columns = {name: list(value.values()) for name, value in by_row.items()}
-    if any(_holds_a_record(source, column) for column in columns.values()):
-        return None
-    lengths = {name: len(column) for name, column in columns.items()}
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{name!r} of {length:,}" for name, length in lengths.items())
-        problem = f"has lists by column of different lengths ({listed})"
-        raise source.error(problem, "write a list of objects")
-    rows = _rows_of_cells(columns, zip(*columns.values(), strict=True))
-    return Records(source.path, "lists by column", rows, "row", range(len(rows)), has_ids=has_id)
+        columns[name] = list(cells.values())
+    return columns
 
 
 def _container(source: TextSource, content: object, depth: int) -> Records | None:
@@ -205,7 +247,8 @@ def _container(source: TextSource, content: object, depth: int) -> Records | Non
     if all(map(names.is_split, inside)):
         rows: list[Record] = []
         for split, value in inside.items():
-            rows += [{"split": split, **row} for row in records_of(source, value, depth + 1).rows]
+            for row in records_of(source, value, depth + 1).rows:
+                rows.append({"split": split, **row})
         return Records(source.path, f"parts {some_of(inside)}", rows, "entry", range(len(rows)))
     key = _key_of_role(source, inside)
     _refuse_unclear_key(source, content, key)
@@ -226,6 +269,7 @@ def _single(source: TextSource, content: object, depth: int) -> Records | None:
     plain_values: tuple[type, ...] = (str, list, type(None))
     if source.role == "rating":
         plain_values = (*plain_values, int, float)
+    # `{"image": {...}, "captions": {...}}` has the names of a record, too: only plain values make it one.
     has_id = False
     for name, value in content.items():
         if names.is_name(name, "id"):
@@ -243,19 +287,31 @@ def _list(source: TextSource, content: object, depth: int) -> Records | None:
         return None
     if any(isinstance(row, dict) for row in content):
         return _list_of_objects(source, content)
-    if all(isinstance(row, list) and len(row) == 2 for row in content):
-        ids = [names.as_id(image_id) for image_id, _ in content]
-        if not any(image_id is None or re.search(r"\s", image_id) for image_id in ids):
-            rows = [{KEY: image_id, VALUE: pair[1]} for image_id, pair in zip(ids, content, strict=True)]
-            return Records(source.path, "pairs of id and caption", rows, "entry", range(len(rows)))
+    pairs = _rows_of_pairs(content)
+    if pairs:
+        return Records(source.path, "pairs of id and caption", pairs, "entry", range(len(pairs)))
     if source.role == "rating" and all(map(_may_be_rating, content)):
         form = "a list of numbers"
-    elif all(isinstance(row, (str, list)) for row in content):
+    elif all_are((str, list), content):
         form = "a list of texts"
     else:
         return None
     rows = [{VALUE: row} for row in content]
     return Records(source.path, form, rows, "entry", range(len(rows)), has_ids=False)
+
+
+def _rows_of_pairs(content: Sequence[object]) -> list[Record]:
+    """The records of a list of `[id, caption]`; empty where it is none."""
+    rows: list[Record] = []
+    for pair in content:
+        if not isinstance(pair, list) or len(pair) != 2:
+            return []
+        image_id = names.as_id(pair[0])
+        # A blank tells two captions of one image, in the order of another file, from an id and its caption.
+        if image_id is None or re.search(r"\s", image_id):
+            return []
+        rows.append({KEY: image_id, VALUE: pair[1]})
+    return rows
 
 
 def _list_of_objects(source: TextSource, content: Sequence[object]) -> Records:
@@ -281,7 +337,8 @@ def _mapping(source: TextSource, content: object, depth: int) -> Records | None:
     if not any(isinstance(value, list) or _is_entry(source, value) for value in content.values()):
         return None
     if any(isinstance(value, dict) for value in content.values()):
-        # Objects without a text next to others with one are metadata.
+        # Objects without a text next to others with one are metadata: whether they are to be left out, or a
+        # caption was forgotten, nobody can tell.
         metadata = [key for key, value in content.items() if not _is_entry(source, value)]
         if metadata:
             fix = "write the captions into an object of their own"
@@ -289,6 +346,7 @@ def _mapping(source: TextSource, content: object, depth: int) -> Records | None:
     return Records(source.path, "an object by image id", _keyed_rows(content))
 
 
+# The narrow forms come first: COCO's annotations would fit `_container`, a table of pandas `_mapping`.
 FORMS: Sequence[Callable[[TextSource, object, int], Records | None]] = (
     _coco,
     _karpathy,
@@ -306,21 +364,25 @@ FORMS: Sequence[Callable[[TextSource, object, int], Records | None]] = (
 
 def _values_with_records(source: TextSource, content: Mapping[str, Any]) -> dict[str, Any]:
     """The values of an object that hold records; else its only list of objects."""
-    inside = {
-        key: value for key, value in content.items() if _holds_records(source, key, value, len(content))
-    }
+    inside: dict[str, Any] = {}
+    lists: dict[str, Any] = {}
+    for key, value in content.items():
+        if _holds_records(source, key, value, len(content)):
+            inside[key] = value
+        if _are_objects(value):
+            lists[key] = value
     if inside:
         return inside
-    lists = {key: value for key, value in content.items() if _are_objects(value)}
+    # Records of unknown names: `{"my_results": [{...}]}` is opened, so that messages name its columns.
     return lists if len(lists) == 1 and not _is_mapping(source, content) else {}
 
 
 def _holds_records(source: TextSource, key: str, value: object, key_count: int) -> bool:
     """Whether a list or object under a key holds records, rather than the captions of that id."""
     if _are_objects(value):
-        records = [row for row in value[:LOOKED_AT] if source.is_record(row)]
-        return any(not _is_about(row, key) for row in records)
+        return any(source.is_record(row) and not _is_about(row, key) for row in value[:LOOKED_AT])
     if isinstance(value, dict) and value and not source.has_text(value):
+        # Next to other keys an object of unknown name is as likely settings of the run, such as `args`.
         may_hold_records = (
             names.is_split(key)
             or source.has_name([key], "caption")
@@ -346,8 +408,14 @@ def _key_of_role(source: TextSource, inside: Mapping[str, object]) -> str:
     """The key of the records to read; FileError where several may be meant."""
     if len(inside) == 1:
         return next(iter(inside))
-    keys = [key for key in inside if names.is_name(key, source.role)]
-    keys_of_one_role = [key for key in keys if not names.is_name(key, _other_role(source))]
+    keys: list[str] = []
+    keys_of_one_role: list[str] = []
+    for key in inside:
+        if names.is_name(key, source.role):
+            keys.append(key)
+            if not names.is_name(key, _other_role(source)):
+                keys_of_one_role.append(key)
+    # `captions` may name both roles: next to `references` it is not those, alone it is.
     keys = keys_of_one_role or keys
     if len(keys) != 1:
         fix = "write one of them into a file of its own"
@@ -392,17 +460,14 @@ def _are_pairs(source: TextSource, rows: Sequence[Record]) -> bool:
 
 def _keyed_pairs(rows: Iterable[Record]) -> list[Record]:
     """A record for each object of one key."""
-    return [_keyed(key, value) for row in rows for key, value in row.items()]
-
-
-def _rows_of_cells(columns: Iterable[str], cells_of_rows: Iterable[Sequence[Any]]) -> list[Record]:
-    """A record for each row of cells."""
-    columns = list(columns)
-    return [dict(zip(columns, cells, strict=True)) for cells in cells_of_rows]
+    records: list[Record] = []
+    for row in rows:
+        records += _keyed_rows(row)
+    return records
 
 
 def _are_objects(value: object) -> TypeGuard[list[Record]]:
-    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
+    return isinstance(value, list) and bool(value) and all_are(dict, value)
 
 
 def _holds_a_record(source: TextSource, value: object) -> bool:
@@ -412,9 +477,7 @@ def _holds_a_record(source: TextSource, value: object) -> bool:
 
 def _is_text(value: object) -> bool:
     """Whether a value is a text, or a list of texts."""
-    if isinstance(value, list):
-        return all(isinstance(text, str) for text in value)
-    return isinstance(value, str)
+    return all_are(str, value) if isinstance(value, list) else isinstance(value, str)
 
 
 def _may_be_rating(value: object) -> bool:

@@ -41,6 +41,8 @@ class Link:
 
     def collect(self, problems: Problems) -> None:
         """Put together the references of each image; a list that each of its records repeats counts once."""
+        # COCO's form has a record per reference. A table of candidates and references in one file repeats the
+        # whole list in each row of an image: added up, each reference would count as often.
         texts_of_records: defaultdict[int, list[str]] = defaultdict(list)
         for owner, text in zip(self.references.owners, self.references.texts, strict=True):
             texts_of_records[owner].append(text)
@@ -103,7 +105,7 @@ class Link:
             return False
         place = f"{self.references.place(owner)}: {self.references.columns[0]}"
         problem = "differ from those given for this id before"
-        problems.add(file_error(self.references.path, problem, index=place))
+        problems.add(file_error(self.references.path, problem, index=place, sentence=True))
         return True
 
     @cached_property
@@ -140,18 +142,24 @@ class Link:
                 continue
             entries = entries_of_ids.setdefault(image_id, [])
             for match in find(name) if name is not None else []:
-                if not self.is_elsewhere(name, self._owner_of_name[match]):
-                    entries += [entry for entry in self._entries_of_name[match] if entry not in entries]
+                if self.is_elsewhere(name, self._owner_of_name[match]):
+                    continue
+                for entry in self._entries_of_name[match]:
+                    if entry not in entries:
+                        entries.append(entry)
         return entries_of_ids
 
     def records(self, ids: Sequence[str | None]) -> dict[str, Mapping[str, Any]]:
         """The first record of the references about the image of each id."""
         rows = self.references.records.rows
+        records: dict[str, Mapping[str, Any]] = {}
         if self.column is None:
-            return {image_id: rows[owner] for owner, image_id in enumerate(ids) if image_id is not None}
+            for owner, image_id in enumerate(ids):
+                if image_id is not None:
+                    records[image_id] = rows[owner]
+            return records
         owners = first_owners(self._reference_names)
         find = cache(Names(owners).find)
-        records: dict[str, Mapping[str, Any]] = {}
         for image_id, name in zip(ids, self._candidate_names, strict=True):
             matches = find(name) if name is not None else []
             if image_id is not None and len(matches) == 1:
@@ -163,12 +171,14 @@ class Link:
     @cached_property
     def file_column(self) -> str | None:
         """The column of the references that names files."""
-        order = [names.plain(name) for name in names.listed("id", "file")]
+        order = list(map(names.plain, names.listed("id", "file")))
         columns = [name for name in self.references.records.fields if names.plain(name) in order]
-        for column in sorted(columns, key=lambda name: order.index(names.plain(name))):
-            values = islice(self.references.ids(column), 100)
-            if any(value is not None and PurePosixPath(value).suffix for value in values):
-                return column
+        columns.sort(key=lambda name: order.index(names.plain(name)))
+        for column in columns:
+            # `image` and `video` may hold names of files or mere numbers: an extension tells.
+            for value in islice(self.references.ids(column), 100):
+                if value is not None and PurePosixPath(value).suffix:
+                    return column
         return None
 
     def file_names(self, ids: Sequence[str | None]) -> dict[str, str]:
@@ -183,12 +193,15 @@ class Link:
         files: dict[str, str] = {}
         for image_id, name in zip(ids, self._candidate_names, strict=True):
             matches = find(name) if name is not None else []
+            # An ambiguous name is noted where the references are matched, not a second time.
             if image_id is not None and len(matches) == 1:
                 files[image_id] = file_of_name[matches[0]]
         return files
 
     def is_elsewhere(self, name: str | None, owner: int) -> bool:
         """Whether the references name a file in another folder than a candidate does: it is another image."""
+        # `train2014/42` is not `val2014/42.jpg`, though their numbers are equal. A name without a folder says
+        # nothing about folders.
         if name is None or self.file_column is None or ("/" not in name and "\\" not in name):
             return False
         file = self.references.ids(self.file_column)[owner]
@@ -206,8 +219,16 @@ def first_owners(names_of_records: Sequence[str | None]) -> dict[str, int]:
 
 def are_pairs(first: Sequence[str | None], second: Sequence[str | None]) -> bool:
     """Whether each name of one column has one of another column, and the other way round."""
-    pairs = {pair for pair in zip(first, second, strict=True) if None not in pair}
-    return len(pairs) == len({name for name, _ in pairs}) == len({name for _, name in pairs}) > 0
+    pairs = set()
+    first_names = set()
+    second_names = set()
+    for first_name, second_name in zip(first, second, strict=True):
+        if first_name is not None and second_name is not None:
+            pairs.add((first_name, second_name))
+            first_names.add(first_name)
+            second_names.add(second_name)
+    # As many pairs as names on either side: a name with two partners would make one pair more.
+    return len(pairs) == len(first_names) == len(second_names) > 0
 
 
 def no_id(file: TextFile, owner: int, column: str) -> FileError:
@@ -247,8 +268,10 @@ def best_link(candidates: TextFile, references: TextFile, problems: Problems) ->
     fits = _fits(candidates, references)
     if not fits:
         return Link(candidates, references, candidates.id_columns[0], references.id_columns[0])
+    # Of equal counts the first, whose names are the better guess: columns are sorted by that.
     best = max(fits, key=lambda columns: len(fits[columns].records))
     for columns, fit in fits.items():
+        # Running numbers meet some ids by chance; a column that is meant finds about as many as the best.
         if columns == best or 2 * len(fit.records) < len(fits[best].records):
             continue
         records = fit.records
@@ -262,9 +285,14 @@ def best_link(candidates: TextFile, references: TextFile, problems: Problems) ->
 def _fits(candidates: TextFile, references: TextFile) -> dict[_Columns, _Fit]:
     """The records that candidates find by each two columns; of one file only by the same column."""
     link = Link(candidates, references, None, None)
+    # Within one file `id` and `index` count the same rows: joined by both, each row would find another one.
     is_same_file = candidates.path == references.path
-    owners_of_column = {column: first_owners(references.ids(column)) for column in references.id_columns}
-    finders = {column: cache(Names(owners).find_closely) for column, owners in owners_of_column.items()}
+    owners_of_column = {}
+    finders = {}
+    for column in references.id_columns:
+        owners = first_owners(references.ids(column))
+        owners_of_column[column] = owners
+        finders[column] = cache(Names(owners).find_closely)
     candidate_owners = list(dict.fromkeys(candidates.owners))
     fits: dict[_Columns, _Fit] = {}
     for candidate_column in candidates.id_columns:
@@ -321,7 +349,7 @@ def _refuse_rival(
         listed = " and ".join(map(repr, columns))
         problem = f"{listed} name different images ({place} has the references {both})"
         settings = [setting("id_column", name) for name in columns]
-        problems.add(file_error(file.path, problem, f"choose {' or '.join(settings)}"))
+        problems.add(file_error(file.path, problem, f"choose {' or '.join(settings)}", sentence=True))
         raise problems.error()
 
 
@@ -336,7 +364,10 @@ def best_column(
     matches = {column: _matches(file, column, owners, find) for column in columns}
     best = max(columns, key=lambda column: len(matches[column]))
     # File names say which image is meant even where some files are missing; numbers of rows do not.
-    columns_of_files = [column for column in columns if matches[column] and file.names_files(column)]
+    columns_of_files = []
+    for column in columns:
+        if matches[column] and file.names_files(column):
+            columns_of_files.append(column)
     if columns_of_files and not file.names_files(best):
         best = max(columns_of_files, key=lambda column: len(matches[column]))
     rivals = dict(matches)
@@ -344,6 +375,7 @@ def best_column(
         matches_of_column = _matches(file, column, owners, find)
         if owners and len(matches_of_column) == len(owners):
             rivals[column] = matches_of_column
+    # None of the columns that may be ids names anything: one of an unknown name that always does is it.
     if not matches[best]:
         return next((column for column in rivals if column not in matches), None)
     for column, matches_of_rival in rivals.items():
@@ -359,7 +391,7 @@ def best_column(
             problem = f"{best!r} and {column!r} name different images {rows}"
             settings = f"{setting('id_column', best)} or {setting('id_column', column)}"
             fix = f"choose the column of image ids with {settings}"
-            problems.add(file_error(file.path, problem.replace(repr(KEY), "'key'"), fix))
+            problems.add(file_error(file.path, problem.replace(repr(KEY), "'key'"), fix, sentence=True))
             break
     return best
 
@@ -380,4 +412,4 @@ def _matches(
 
 def fullest(file: TextFile, columns: Sequence[str]) -> str:
     """The column that has an id in most records, the first of those."""
-    return max(columns, key=lambda column: sum(image_id is not None for image_id in file.ids(column)))
+    return min(columns, key=lambda column: file.ids(column).count(None))

@@ -15,6 +15,7 @@ from capeval_core.errors import valid_unicode
 _TABLE: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("columns.toml").read_text(encoding="utf-8")
 )
+# `caption_2`, `caption 2`, `caption2`; numbers of four digits are years.
 _NUMBERED = re.compile(r"(.*?[^\d])[ _-]?(\d{1,3})")
 _LETTERED = re.compile(r"(.{2,}?)[ _-]([A-Za-z])")
 
@@ -49,8 +50,8 @@ def levels(role: str) -> Sequence[Sequence[str]]:
 @cache
 def is_name(name: str, role: str) -> bool:
     """Whether a column of this name may have a role, a table of `columns.toml` with names."""
-    base = plain(base_of(name))
-    return any(plain(name) in level or base in level for level in levels(role))
+    listed_names = set(chain.from_iterable(levels(role)))
+    return plain(name) in listed_names or plain(base_of(name)) in listed_names
 
 
 @cache
@@ -90,14 +91,14 @@ def rank(name: str, role: str) -> int:
 @cache
 def is_split(key: str) -> bool:
     """Whether a key of an object is the name of a part, such as `train`."""
-    return re.sub(r"[_-]?(19|20)\d\d$", "", key.lower()) in _TABLE["split"]["keys"]
+    return re.sub(r"[_-]?(19|20)\d\d$", "", key.lower()) in _TABLE["split"]["keys"]  # COCO's train2014
 
 
 def as_id(value: object) -> str | None:
     """The id in a value: a text, a whole number, a picture's path, a list of one of them; else None."""
     if isinstance(value, str):
         return value if value and valid_unicode(value) else None
-    if isinstance(value, bool):
+    if isinstance(value, bool):  # which is an int to Python
         return None
     if isinstance(value, float) and value.is_integer():
         return str(int(value))  # a column of whole numbers with gaps becomes floats in pandas

@@ -38,7 +38,7 @@ _UNSPACED = re.compile(
 """Characters of scripts that put no blanks between words."""
 _LONGEST_WORD = 8  # characters; of a segmented text the mean of its words lies far below
 _FIRST_FOREIGN = "\u0250"  # the letters before it are Latin
-_LATIN = re.compile("[\u1e00-\u1eff\uff21-\uff3a\uff41-\uff5a]")
+_LATIN = re.compile("[\u1e00-\u1eff\uff21-\uff3a\uff41-\uff5a]")  # of Vietnamese, and of full width
 
 
 class Notes:
@@ -48,8 +48,13 @@ class Notes:
     """
 
     def __init__(self, metrics: Sequence[Any]) -> None:
-        self._of_words = [metric.title for metric in metrics if metric.counts_words]
-        self._readers = {metric.title: tuple(metric.languages) for metric in metrics if metric.languages}
+        self._of_words: list[str] = []
+        self._readers: dict[str, Sequence[str]] = {}
+        for metric in metrics:
+            if metric.counts_words:
+                self._of_words.append(metric.title)
+            if metric.languages:
+                self._readers[metric.title] = metric.languages
         self._captions = _EqualTexts()
         self._references = _EqualTexts()
         self._foreign_count = 0
@@ -66,7 +71,12 @@ class Notes:
 
     def add_images(self, samples: Samples) -> None:
         """Count images that have been read; equal ones, and one that several metrics share, once."""
-        for source in {image.source for image in samples.images if image.medium == "image"}:
+        sources = set()  # which captions of one image share
+        for image in samples.images:
+            if image.medium == "image":
+                sources.add(image.source)
+        for source in sources:
+            # An image and its upright view are one file: several metrics may take either.
             stored = source.source if isinstance(source, Upright) else source
             self._images.setdefault(stored.known_key or stored, set()).update(source.traits)
 
@@ -75,11 +85,12 @@ class Notes:
         for caption in captions:
             self._captions.add(caption)
             if _MARKED.search(caption):
-                marks = {mark.strip() for mark in _TOKENS.findall(caption)}
+                marks = set(map(str.strip, _TOKENS.findall(caption)))
                 self._marks.update(marks)
                 self._marked_count += bool(marks)
             if self._readers and not caption.isascii():
                 self._foreign_count += _is_foreign(caption)
+        # References only matter to metrics that count words: others read them as they read captions.
         if self._of_words:
             for texts in references:
                 for text in texts:
@@ -106,12 +117,14 @@ class Notes:
             if texts.count >= _FEWEST and texts.are_equal and texts.first:
                 notes.append(f"all {texts.count:,} {kind} are the same text, {_shortened(texts.first)}")
         if self._marked_count:
-            marks = ", ".join(f"{mark!r} in {count:,}" for mark, count in self._marks.most_common(5))
+            most_common = [f"{mark!r} in {count:,}" for mark, count in self._marks.most_common(5)]
+            marks = ", ".join(most_common)
             hold = f"{self._marked_count:,} of {caption_count:,} captions hold"
             notes.append(f"{hold} marks of a chat template or a tokenizer, scored as text ({marks})")
-        unspaced = [
-            f"{n:,} of {self._texts[kind]:,} {kind}" for kind, n in sorted(self._unspaced.items()) if n
-        ]
+        unspaced = []
+        for kind, count in sorted(self._unspaced.items()):
+            if count:
+                unspaced.append(f"{count:,} of {self._texts[kind]:,} {kind}")
         if unspaced:
             compare = "compare" if len(self._of_words) > 1 else "compares"
             why = f"{', '.join(self._of_words)} {compare} words between blanks"
@@ -157,15 +170,21 @@ def tell_of_images(traits: Mapping[str, int], total: int) -> None:
 
 def _is_unspaced(text: str) -> bool:
     """Whether a text has words without blanks between, by their mean length in such characters."""
-    lengths = [len(_UNSPACED.findall(word)) for word in text.split()]
-    word_count = sum(length > 0 for length in lengths)
-    return sum(lengths) >= _LONGEST_WORD * word_count > 0
+    character_count = 0
+    word_count = 0
+    for word in text.split():
+        length = len(_UNSPACED.findall(word))
+        character_count += length
+        word_count += length > 0  # names in Latin letters are between blanks anyway
+    return character_count >= _LONGEST_WORD * word_count > 0
 
 
 def _is_foreign(text: str) -> bool:
     """Whether most letters of a text are of another script than Latin."""
-    letters = [letter for letter in text if letter.isalpha()]
-    foreign_count = sum(letter >= _FIRST_FOREIGN and not _LATIN.match(letter) for letter in letters)
+    letters = list(filter(str.isalpha, text))
+    foreign_count = 0
+    for letter in letters:
+        foreign_count += letter >= _FIRST_FOREIGN and not _LATIN.match(letter)
     return 2 * foreign_count > len(letters)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ NOTHING = "nothing"
 """A reference that names no object, of an image without any."""
 
 
-def read_objects(path: Any, problems: Problems, options: FileOptions) -> TextFile:
+def read_objects(path: str | os.PathLike[str], problems: Problems, options: FileOptions) -> TextFile:
     """The names of the objects of each image, as its references.
 
     path: of COCO's `instances_*.json`, where an image without annotations has no object; or of any form of
@@ -32,15 +33,17 @@ def read_objects(path: Any, problems: Problems, options: FileOptions) -> TextFil
 
 def _instances(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
     """A record for each image, of the names of its categories."""
+    # One place where the form is trusted: whatever is missing shows as a KeyError with its name.
     try:
         name_of = {category["id"]: str(category["name"]) for category in content["categories"]}
         objects: dict[str, list[str]] = {}
+        # First all images, as one without objects has no annotation: its captions must name none.
         for image in content.get("images") or []:
             objects[_image_id(image["id"])] = []
         for annotation in content["annotations"]:
             listed = objects.setdefault(_image_id(annotation["image_id"]), [])
             name = name_of[annotation["category_id"]]
-            if name not in listed:
+            if name not in listed:  # five persons are one kind of object
                 listed.append(name)
     except (KeyError, TypeError) as error:
         problem = f"is not a file of instances as COCO's: {type(error).__name__} {error}"
@@ -49,6 +52,6 @@ def _instances(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
     return [{KEY: image_id, VALUE: listed or [NOTHING]} for image_id, listed in objects.items()]
 
 
-def _image_id(value: Any) -> str:
+def _image_id(value: object) -> str:
     """An id as files write it."""
     return names.as_id(value) or str(value)

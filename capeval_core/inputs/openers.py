@@ -42,6 +42,7 @@ def _is_json_lines(data: bytes, name: str) -> bool:
 def _is_json(data: bytes, name: str) -> bool:
     if name.endswith(".json"):
         return True
+    # Under any other name, as `results` or `captions.txt`; but a table may begin with a bracket, too.
     first_character = data[:4096].decode(files.encoding_of(data), "ignore").lstrip()[:1]
     return not name.endswith((".csv", ".tsv")) and first_character in ("{", "[")
 
@@ -95,7 +96,8 @@ def forms_read() -> list[tuple[str, str]]:
     for opener in OPENERS:
         forms.append((opener.form, opener.about))
         if opener.form == "JSON":
-            forms += [("JSON", (form.__doc__ or "").strip()) for form in FORMS]
+            for form in FORMS:
+                forms.append(("JSON", str(form.__doc__).strip()))
     return [*forms, ("folder", "a text file for each image, such as `0.txt` next to `0.jpg`")]
 
 
@@ -145,7 +147,7 @@ def _open(source: TextSource, data: bytes, name: str) -> Records:
     kind = foreign_kind(data, name)
     if kind is not None:
         raise source.error(kind.problem, kind.fix)
-    opener = next(opener for opener in OPENERS if opener.fits(data, name))
+    opener = next(opener for opener in OPENERS if opener.fits(data, name))  # the last one takes anything
     return opener.open(source, data, name)
 
 
@@ -168,11 +170,16 @@ def _read_folder(source: TextSource) -> Records:
             by_stem.setdefault(path.stem, []).append(path)
     rows: list[Record] = []
     for stem, paths in by_stem.items():
-        captions = {files.decoded(path, files.contents(path)).strip() for path in paths}
+        captions = set()
+        for path in paths:
+            captions.add(files.decoded(path, files.contents(path)).strip())
+        # Both `0.txt` and `0.caption` may be there: harmless while they say the same.
         if len(captions) > 1:
             listed = " and ".join(repr(path.name) for path in paths)
-            source.problems.add(source.error(f"{listed} hold different captions", "keep one of them"))
-        rows.append({KEY: stem, VALUE: captions.pop()})
+            source.problems.add(
+                source.error(f"{listed} hold different captions", "keep one of them", sentence=True)
+            )
+        rows.append({KEY: stem, VALUE: captions.pop()})  # any of several, whose difference is noted
     if not rows:
         fix = "expected a file, or a folder of captions such as 0.txt next to 0.jpg"
         raise source.error("is a folder without captions", fix)
@@ -199,8 +206,7 @@ def _read_tables(source: TextSource, tables: Mapping[Path, str | None]) -> Recor
     for path, split in tables.items():
         part = _read(replace(source, path=path))
         form = part.form
-        if split is None:
-            rows += part.rows
-        else:
-            rows += [{"split": split, **row} for row in part.rows]
+        for row in part.rows:
+            # A column of that name in the rows counts more than the name of their file.
+            rows.append(row if split is None else {"split": split, **row})
     return Records(source.path, f"{form} ({len(tables)} files)", rows, "row", range(len(rows)))

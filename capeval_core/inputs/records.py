@@ -25,6 +25,11 @@ LOOKED_AT = 1_000
 """Records that tell the form of a file, or what a column holds."""
 
 
+def all_are(kind: type | tuple[type, ...], values: Iterable[object]) -> bool:
+    """Whether all values are of a type."""
+    return all(isinstance(value, kind) for value in values)
+
+
 @dataclass
 class Records:
     """The records of a file, in its order.
@@ -52,9 +57,9 @@ class Records:
             return f"id {self.rows[index].get(KEY)!r}"
         return f"{self.unit} {self.numbers[index]}"
 
-    def error(self, index: int, problem: str, fix: str = "") -> FileError:
+    def error(self, index: int, problem: str, *, sentence: bool = False) -> FileError:
         """The error about a record."""
-        return file_error(self.path, problem, fix, index=self.place(index))
+        return file_error(self.path, problem, index=self.place(index), sentence=sentence)
 
     @cached_property
     def fields(self) -> list[str]:
@@ -81,20 +86,21 @@ class TextSource:
     expected: frozenset[str] = frozenset()
     wide: bool = False
 
-    def error(self, problem: str, fix: str = "") -> FileError:
+    def error(self, problem: str, fix: str = "", *, sentence: bool = False) -> FileError:
         """The error about the whole file."""
-        return file_error(self.path, problem, fix)
+        return file_error(self.path, problem, fix, sentence=sentence)
 
-    def note_problem(self, place: str, problem: str, fix: str = "") -> None:
+    def note_problem(self, place: str, problem: str, fix: str = "", *, sentence: bool = False) -> None:
         """Note what is wrong with a part of the file, such as `line 3`."""
-        self.problems.add(file_error(self.path, problem, fix, index=place))
+        self.problems.add(file_error(self.path, problem, fix, index=place, sentence=sentence))
 
     def check_names(self, columns: Sequence[str]) -> None:
         """Refuse a table with two columns of one name."""
-        repeated = [name for name, count in Counter(columns).items() if name and count > 1]
-        if repeated:
-            problem = f"has {repeated[0]!r} twice"
-            raise file_error(self.path, problem, "name each column once", index="the header")
+        for name, count in Counter(columns).items():
+            # Of equal names the last one would silently count. Empty ones are margins of a spreadsheet.
+            if name and count > 1:
+                problem = f"has {name!r} twice"
+                raise file_error(self.path, problem, "name each column once", index="the header")
 
     # what the names of values say
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any, Self
 
 from PIL import Image
@@ -21,7 +21,16 @@ from capeval_core.errors import Index, Kind, Problem, Problems, at, described, s
 from capeval_core.inputs import images as imaging
 from capeval_core.inputs.boxes import REQUIRED, box_source
 from capeval_core.inputs.decoders import shared_decoders
-from capeval_core.inputs.images import ImageError, Source, Texts, Upright, Visual, as_list, refused, shape_of
+from capeval_core.inputs.images import (
+    ImageError,
+    Source,
+    Texts,
+    Upright,
+    Visual,
+    as_list,
+    image_error,
+    shape_of,
+)
 from capeval_core.inputs.videos import video_source
 
 _MEDIA: dict[str, tuple[Callable[[Any], Source[Any]], str]] = {
@@ -68,7 +77,14 @@ class Samples:
         """Of a whole input, which of its images each row is about."""
         if self.candidates is None:
             return list(range(len(self)))
-        return [first - 1 for first in accumulate(candidate == 0 for candidate in self.candidates)]
+        # candidates 0 1 2 0 1 0 -> places 0 0 0 1 1 2: each first candidate begins the next image.
+        places = []
+        place = -1
+        for candidate in self.candidates:
+            if candidate == 0:
+                place += 1
+            places.append(place)
+        return places
 
     @property
     def starts(self) -> list[int]:
@@ -108,17 +124,18 @@ def check_samples(
     media: Sequence[str] = ("image",),
     decoders: int | None = None,
     upright: bool = False,
-    kept: Callable[[str, Any, Sequence[str]], bool] | None = None,
+    has_row: Callable[[str, Any, Sequence[str]], bool] | None = None,
     progress: bool = False,
 ) -> Samples:
     """Check everything that a user hands to `CaptionMetric.score`, and raise all problems at once.
 
     pools: whether `captions` holds a list of candidates for each image, which become a row each. on_error:
     "nan" leaves visuals to their `load`, so that a broken one costs its own row later. upright: turn images
-    as their EXIF orientation says. kept: whether an earlier run has the row of a caption, its visual and
+    as their EXIF orientation says. has_row: whether an earlier run has the row of a caption, its visual and
     references: it is not decoded again.
     """
     problems = Problems()
+    # Each argument is checked as far as it can be, whatever is wrong with the others: one error for all.
     texts: Any
     if pools:
         texts = _Texts("captions", empty, problems).lists(captions, "lists of captions", "a single string")
@@ -130,18 +147,23 @@ def check_samples(
     checked = check_references(references, row_count, empty, problems) if needs_references else None
     if on_error == "raise" and media:
 
-        def is_kept(row: int) -> bool:
+        def is_stored(row: int) -> bool:
             references_of_row = [] if checked is None else checked[row]
             return (
-                kept is not None and texts is not None and kept(texts[row], visuals[row], references_of_row)
+                has_row is not None
+                and texts is not None
+                and has_row(texts[row], visuals[row], references_of_row)
             )
 
         # Where a text is missing, a row is not complete.
-        arguments.check(visuals, None if kept is None or problems else is_kept, decoders, progress)
+        arguments.check(visuals, None if has_row is None or problems else is_stored, decoders, progress)
     problems.raise_if_any()
     texts = texts or []
     if not media:
-        visuals = [Visual(at("references", i), Texts(row)) for i, row in enumerate(checked or [])]
+        # Intervals are clustered by image, and captions with the same references are of the same one.
+        visuals = []
+        for i, row in enumerate(checked or []):
+            visuals.append(Visual(at("references", i), Texts(row)))
     candidates: list[int] | None = None
     if pools:
         candidates = []
@@ -170,13 +192,14 @@ def _warn_of_lists(captions: Sequence[str]) -> None:
 _STRING = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _STRINGS = rf"\s*{_STRING}(?:\s*,\s*{_STRING})*\s*,?\s*"
 _LIST = re.compile(rf"\s*(?:\[{_STRINGS}\]|\({_STRINGS}\))\s*", re.DOTALL)
+# pandas writes a list of texts with quotes, and a missing value among them as nan: [nan, 'a dog'].
 _BEGUN = re.compile(r"""\s*[\[(]\s*(?:["']|(?:nan|None|null)\s*[,\])])""")
 _ENDED = re.compile(r"""(?:["']|\b(?:nan|None|null|[\d.]+))\s*,?\s*[\])]+\s*$""")
 
 
-def is_written_list(text: str, *, whole: bool = True) -> bool:
-    """Whether a text was a list of strings; without `whole` also where it was cut off."""
-    return bool(_BEGUN.match(text) and (not whole or _ENDED.search(text)))
+def is_written_list(text: str, *, complete: bool = True) -> bool:
+    """Whether a text was a list of strings; not `complete`: also where it was cut off."""
+    return bool(_BEGUN.match(text) and (not complete or _ENDED.search(text)))
 
 
 def read_written_list(text: str) -> list[Any] | None:
@@ -193,7 +216,10 @@ def read_written_list(text: str) -> list[Any] | None:
 
 @dataclass(frozen=True)
 class _Texts:
-    """The texts of one argument; what is wrong with them is noted."""
+    """The texts of one argument; what is wrong with them is noted.
+
+    empty: the option of that name, what an empty text is: an "error", or one to "score".
+    """
 
     argument: str
     empty: str
@@ -217,9 +243,13 @@ class _Texts:
     def lists(self, value: object, of: str, never: str = "") -> list[list[str]] | None:
         """The usable texts of each row, which is a list, or one string unless that is `never` right."""
         rows = self.rows(value, of)
-        return None if rows is None else [self._listed(row, i, never) for i, row in enumerate(rows)]
+        if rows is None:
+            return None
+        return [self._listed(row, i, never) for i, row in enumerate(rows)]
 
     def _listed(self, row: object, index: int, never: str) -> list[str]:
+        """The usable texts of one row."""
+        # One reference may be a plain string; but a CSV gives "['a dog', 'a cat']", which would be one.
         is_written = self.argument == "references" and isinstance(row, str) and is_written_list(row)
         if isinstance(row, str) and not never and not is_written:
             text = self.text(row, index)
@@ -252,6 +282,7 @@ class _Texts:
         elif self.empty == "error" and not value.strip():
             description = "empty (only whitespace)" if value else "empty"
             self.note(index, description, fix + setting("empty", "score", " or pass "))
+        # Refused here, as tokenizers and files of results fail on half a character in ways of their own.
         elif not value.isascii() and not valid_unicode(value):
             self.note(index, f"not valid Unicode (a lone surrogate): {value[:40]!a}")
         else:
@@ -263,7 +294,9 @@ def check_captions(captions: object, empty: str, problems: Problems) -> list[str
     """One entry per caption, None where it is unusable; None if there are no rows at all."""
     texts = _Texts("captions", empty, problems)
     rows = texts.rows(captions, "strings")
-    return None if rows is None else [texts.text(row, i) for i, row in enumerate(rows)]
+    if rows is None:
+        return None
+    return [texts.text(row, i) for i, row in enumerate(rows)]
 
 
 def check_references(
@@ -274,6 +307,7 @@ def check_references(
     checked = texts.lists(references, 'lists of strings, [["...", "..."], ...]')
     if checked is not None and rows is not None and len(checked) != rows:
         fix = "give one list of references per caption"
+        # sacrebleu takes one list per annotator, each with a reference of every caption.
         if checked and all(len(row) == rows for row in checked):
             fix += "; these look transposed, pass list(zip(*references))"
         problems.add(other_length("captions", rows, "references", len(checked), fix))
@@ -299,7 +333,7 @@ def united(corpora: Sequence[Sequence[Any]]) -> Sequence[Any]:
     for documents in corpora:
         keys = list(map(_document_key, documents))
         document_of_key |= zip(keys, documents, strict=True)
-        union |= Counter(keys)
+        union |= Counter(keys)  # the greater count of each, not their sum
     return [document_of_key[key] for key in union.elements()]
 
 
@@ -338,6 +372,7 @@ def _is_single(value: object, media: Sequence[str]) -> bool:
     if isinstance(value, Mapping):
         return bool(value.keys() & {"bytes", "path", *(REQUIRED if "boxes" in media else ())})
     shape = shape_of(value)
+    # An array of objects or of paths is a list, whatever its shape.
     if shape is None or str(getattr(value, "dtype", "object")) in ("object", "str", "string"):
         return False
     if len(shape) == 3:  # (N, H, W) counts images; a colour axis tells a single one
@@ -358,7 +393,7 @@ def _source(value: object, media: Sequence[str]) -> Source[Any]:
     """The source of a value that is one of these media."""
     medium = _medium_of(value, media)
     if medium not in media:
-        raise refused(f"is of the kind {medium}", f"this metric takes {_many(media)}", kind=TypeError)
+        raise image_error(f"is of the kind {medium}", f"this metric takes {_many(media)}", kind=TypeError)
     return value.source if isinstance(value, Visual) else _MEDIA[medium][0](value)
 
 
@@ -395,11 +430,12 @@ class _Row(Source[Any]):
         try:
             value = self.rows[self.index]
             if self.names:
+                # One row of the stored table: its column, then the fields within, as in row["image"]["path"].
                 value = value.column(self.names[0])[0].as_py()
             for name in self.names[1:]:
                 value = None if value is None else value[name]
         except Exception as error:  # the rows' own code may fail in any way, and costs this row only
-            raise refused(f"cannot be fetched ({type(error).__name__}: {error})") from None
+            raise image_error(f"cannot be fetched ({type(error).__name__}: {error})") from None
         return _source(value, self.media)
 
 
@@ -412,6 +448,7 @@ def _as_stored(column: Any) -> tuple[Any, Sequence[str]]:
         names.insert(0, root.column_name)
         root = root.source
     stored = names and type(column.features).__name__ in ("Image", "Video", "Value")
+    # A transform of the user's own may do anything to the images: only what it returns is meant.
     if not stored or root.format["type"] == "custom":
         return column, ()
     return root.with_format("arrow").select_columns([names[0]]), names
@@ -477,6 +514,7 @@ class _Visuals:
         sources: dict[object, Source[Any]] = {}
         visuals: _Rows = []
         for i, value in enumerate(values):
+            # `values` holds every object until the end, so that no id is given to another one.
             identity = os.fspath(value) if isinstance(value, _PATHS) else id(value)
             try:
                 if identity not in sources:
@@ -489,21 +527,23 @@ class _Visuals:
 
     def _lazy(self, rows: Any, names: Sequence[str]) -> _Rows:
         """Visuals of rows that are made on demand; only the first is looked at, for its type."""
-        sources = [_Row(rows, i, self.media, names) for i in range(len(rows))]
+        visuals: _Rows = [
+            Visual(at(self.argument, i), _Row(rows, i, self.media, names)) for i in range(len(rows))
+        ]
         try:
-            for source in sources[:1]:
-                source.fetch()
+            if visuals:
+                _Row(rows, 0, self.media, names).fetch()
         except ImageError as error:
             problem = error.at(self.argument, 0)
             if problem.kind is TypeError:  # otherwise that row's own matter, for check or load to report
                 self.problems.add(problem)
                 return [None] * len(rows)
-        return [Visual(at(self.argument, i), source) for i, source in enumerate(sources)]
+        return visuals
 
     def check(
-        self, visuals: _Rows, kept: Callable[[int], bool] | None, decoders: int | None, progress: bool
+        self, visuals: _Rows, is_stored: Callable[[int], bool] | None, decoders: int | None, progress: bool
     ) -> None:
-        """Decode every distinct visual once, in threads or `decoders`, unless its index is `kept`."""
+        """Decode every distinct visual once, in threads or `decoders`, unless a row of it is stored."""
         indices: dict[Source[Any], list[int]] = {}
         for i, visual in enumerate(visuals):
             if visual is not None:
@@ -511,13 +551,17 @@ class _Visuals:
         decoded: set[object] = set()
 
         def failures(group: list[Source[Any]]) -> list[tuple[Source[Any], ImageError]]:
-            unchecked = [source for source in group if kept is None or not any(map(kept, indices[source]))]
+            unchecked = []
+            for source in group:
+                if is_stored is None or not any(map(is_stored, indices[source])):
+                    unchecked.append(source)
             if decoders:
                 # Those that the decoders read are sound: only the others are read here, for their errors.
                 unchecked = list(shared_decoders(decoders).unsound(unchecked))
             failed = []
             for source in unchecked:
                 try:
+                    # Two threads may meet equal bytes at once and decode both: that costs time, nothing else.
                     content = source if source.on_disk else source.key  # which costs a read of a file
                     if content not in decoded:
                         source.decode(reduced=True)
@@ -537,7 +581,9 @@ class _Visuals:
             for group, failed in zip(groups, pool.map(failures, groups), strict=True):
                 bar.update(len(group))
                 for source, error in failed:
-                    self.problems.extend(error.at(self.argument, index) for index in indices[source])
+                    # One broken file is a problem of each row that it is in.
+                    for index in indices[source]:
+                        self.problems.add(error.at(self.argument, index))
 
 
 # ---- other samples
@@ -554,10 +600,11 @@ def joined(systems: Sequence[Samples]) -> Samples:
     """The samples of several systems, one system after the other."""
     if len(systems) == 1:
         return systems[0]
-    names = [name for name, column in vars(systems[0]).items() if column is not None]
     columns: dict[str, Any] = {}
-    for name in names:
-        columns[name] = [value for samples in systems for value in vars(samples)[name]]
+    for name, column in vars(systems[0]).items():
+        # Systems of one metric have the same columns: all have references, or none has.
+        if column is not None:
+            columns[name] = list(chain.from_iterable(vars(samples)[name] for samples in systems))
     return replace(systems[0], **columns)
 
 
@@ -577,6 +624,7 @@ def parts(sizes: Sequence[int], limit: int) -> Iterator[slice]:
     start = 0
     total = 0
     for end, size in enumerate(sizes):
+        # An item above the limit is a part of its own: it cannot be divided, and is not left out.
         if end > start and total + size > limit:
             yield slice(start, end)
             start = end

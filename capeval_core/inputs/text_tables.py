@@ -25,7 +25,7 @@ _JOINED = re.compile(r"\s*[0-9]+\s\s+(\S.*)")
 """Number and caption of an image of Flickr30k in one cell: a row of the published table lacks a `|`."""
 _EXCEL_MARK = re.compile(r"\s*sep=[,;|\t]?\s*\n")
 """A first line that tells Excel which character is between cells."""
-_QUOTED = re.compile(r'"((?:[^"]|"")*)"')
+_QUOTED = re.compile(r'"((?:[^"]|"")*)"')  # CSV doubles a mark within marks
 
 
 def open_text(source: TextSource, data: bytes, name: str) -> Records:
@@ -64,6 +64,7 @@ def _flickr_tokens(source: TextSource, text: str) -> Records:
 
 def _delimiter(source: TextSource, header: str) -> str | None:
     """The character between the cells of a table, by its header; None where the first line is not one."""
+    # The names tell, not the counts: a caption of the first line may hold more commas than the table columns.
     for delimiter in _FORMS:
         if _is_header(source, _columns(header.split(delimiter))):
             return delimiter
@@ -84,6 +85,7 @@ def _is_header(source: TextSource, columns: Sequence[str]) -> bool:
     if source.has_text(columns):
         if source.has_name(columns, "id") or not source.expected.isdisjoint(columns):
             return True
+        # `title, a dog in the snow` as a caption has a word that is the name of a text, too.
         if len(columns) > 1 and not _has_sentence(columns):
             return True
     # Ratings in the order of scores may be the only column.
@@ -120,7 +122,7 @@ def _table(source: TextSource, text: str, delimiter: str) -> Records:
     else:
         source.check_names(header)
     for number, cells in lines:
-        if not any(cell.strip() for cell in cells):
+        if not any(map(str.strip, cells)):
             continue  # as pandas writes a row of missing values
         rows.append(dict(zip(header, cells, strict=True)))
         numbers.append(number)
@@ -163,6 +165,7 @@ class _CellReader:
     def read(self) -> Iterator[tuple[int, list[str]]]:
         """The header, then the rows; note rows of another width."""
         for number, line, cells in self.lines():
+            # Blanks within a cell of CSV are the caption's; around the `|` of Flickr30k's table they are not.
             if not self.header or self.delimiter == "|":
                 cells = [cell.strip() for cell in cells]
             if not self.header:
@@ -181,11 +184,12 @@ class _CellReader:
     def lines(self) -> Iterator[tuple[int, str | None, list[str]]]:
         """The number, the text (None: of several lines) and the cells of each row that is not blank."""
         lines = self.text.split("\n")
-        if self.delimiter == "\t" and len({line.count("\t") for line in lines if line.strip()}) == 1:
+        if self.delimiter == "\t" and _have_as_many_tabs(lines):
             # All of as many tabs: marks that do not enclose a cell are the caption's.
             for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    yield number, line, [_unquoted(cell) for cell in line.split("\t")]
+                    cells = list(map(_unquoted, line.split("\t")))
+                    yield number, line, cells
             return
         # Line by line, so that the reader counts the same lines.
         rows = csv.reader(
@@ -198,6 +202,7 @@ class _CellReader:
         try:
             for cells in rows:
                 if cells:
+                    # A caption with a line break in quotation marks: `mended` could not tell its lines apart.
                     is_one_line = rows.line_num == first_number
                     yield first_number, lines[first_number - 1] if is_one_line else None, cells
                 first_number = rows.line_num + 1
@@ -220,7 +225,7 @@ class _CellReader:
             return cells
         *before, caption = line.split(self.delimiter, width - 1)
         # Before the caption no other text may hold the delimiter: which comma ends it would be a guess.
-        if any(re.search(r"\s", cell.strip()) for cell in before):
+        if any(map(_has_blank, before)):
             return cells
         # 0,5 may be a number of a language that writes it so.
         if before and before[-1].strip().isdecimal() and re.match(r"\s*[0-9]+\s*,", caption):
@@ -239,6 +244,17 @@ class _CellReader:
             mended = "commas without quotes: the rest of the line is the caption"
             notes.append(f"{self.rows_with_commas:,} {have} {mended}")
         return notes
+
+
+def _have_as_many_tabs(lines: Sequence[str]) -> bool:
+    """Whether all lines that are not blank have equally many tabs."""
+    tab_counts = {line.count("\t") for line in lines if line.strip()}
+    return len(tab_counts) == 1
+
+
+def _has_blank(cell: str) -> bool:
+    """Whether a cell has a blank within it, as captions have and ids have not."""
+    return re.search(r"\s", cell.strip()) is not None
 
 
 def _unquoted(cell: str) -> str:
@@ -262,13 +278,17 @@ def _without_header(source: TextSource, text: str, first_line: str, name: str) -
             lines.append(line)
     for delimiter in ("\t", ",", "|", ";"):
         cells_of_lines = [line.split(delimiter) for line in lines]
+        # Only of tabs: a caption holds no tab, but it may hold one comma in each line by chance.
         if delimiter == "\t" and all(len(cells) == 2 for cells in cells_of_lines):
             id_place = _place_of_ids(cells_of_lines)
             if id_place is None:
                 continue
-            rows = [_pair(cells[id_place], cells[1 - id_place]) for cells in cells_of_lines]
+            rows: list[Record] = []
+            for cells in cells_of_lines:
+                rows.append({KEY: cells[id_place].strip(), VALUE: cells[1 - id_place].strip()})
             return Records(source.path, "two columns without a header", rows, "line", numbers)
         first_cells = [cells[0].strip() for cells in cells_of_lines]
+        # Read as plain lines, the names would be scored with the captions.
         if delimiter in first_line and _are_names(first_cells):
             raise _header_error(source, first_line.split(delimiter))
     if "\t" in first_line or name.endswith((".csv", ".tsv")):
@@ -293,15 +313,11 @@ def _only_column(source: TextSource, text: str, column: str) -> Records:
     return Records(source.path, "a table of one column", rows, "line", numbers, has_ids=False)
 
 
-def _pair(image_id: str, caption: str) -> Record:
-    return {KEY: image_id.strip(), VALUE: caption.strip()}
-
-
 def _place_of_ids(pairs: Sequence[Sequence[str]]) -> int | None:
     """Which of two columns holds names: those without blanks, next to captions; None where it is unclear."""
     for place in (0, 1):
         ids = [pair[place].strip() for pair in pairs]
-        has_blank = any(re.search(r"\s", image_id) for image_id in ids)
+        has_blank = any(map(_has_blank, ids))
         # The first line may be a header with unknown names, which has no blanks in its text.
         first_text = pairs[0][1 - place].strip()
         if all(ids) and not has_blank and " " in first_text:
@@ -311,5 +327,6 @@ def _place_of_ids(pairs: Sequence[Sequence[str]]) -> int | None:
 
 def _are_names(cells: Sequence[str]) -> bool:
     """Whether the first cells of all lines look like a column of names, with or without its header."""
-    are_words = all(cell and not re.search(r"\s", cell) for cell in cells)
+    are_words = all(cells) and not any(map(_has_blank, cells))
+    # Captions that begin with `Yes,` or `Finally,` repeat these; ids repeat for a few captions of an image.
     return are_words and len(set(cells)) > len(cells) / 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 from capeval_core.errors import Problems, file_error, noting, valid_unicode, warn
@@ -24,7 +25,7 @@ from capeval_core.inputs.columns import (
     value_at,
 )
 from capeval_core.inputs.openers import read_records
-from capeval_core.inputs.records import Record, Records
+from capeval_core.inputs.records import Record, Records, all_are
 from capeval_core.inputs.samples import is_written_list, read_written_list
 
 _MISSING = {"nan", "NaN", "None", "null", "NULL", "<NA>"}
@@ -54,7 +55,7 @@ def read_texts(
     read, or can be read in two ways.
     """
     options = options or FileOptions()
-    problem_count = len(problems)
+    problem_count = len(problems)  # the list is shared by all files of a collection
     everything = read_records(path, role, problems, _expected(options), wide=wide)
     splits = splits_of(everything)
     if one_split is None:
@@ -99,16 +100,20 @@ def texts_of(
 ) -> TextFile:
     """The texts of records; several: whether numbered columns are read together. Raises FileError."""
     groups = text_groups(records, role, options, several=several)
-    file = TextFile(records, role, options, [name for group in groups for name in group])
+    file = TextFile(records, role, options, list(chain.from_iterable(groups)))
     _read_groups(file, groups, problems, joins_words=joins_words)
     return file
 
 
 def _warn_of_missing(file: TextFile) -> None:
     """Warn of words for a missing value in a table, which nobody wants to have scored."""
+    # In JSON a missing value is null, which is refused: there "nan" was written on purpose.
     if not file.records.is_table:
         return
-    missing = [owner for owner, text in zip(file.owners, file.texts, strict=True) if text.strip() in _MISSING]
+    missing = []
+    for owner, text in zip(file.owners, file.texts, strict=True):
+        if text.strip() in _MISSING:
+            missing.append(owner)
     if missing:
         warn(
             f"{file.path}: {len(missing):,} of {len(file.texts):,} captions are a word for a missing value, "
@@ -127,8 +132,9 @@ def _read_wide(file: TextFile, problems: Problems) -> None:
         image_id = str(row[id_column])
         if image_id in ids:
             problem = f"the id {image_id!r} comes twice, expected one row per image"
-            problems.add(file.records.error(index, problem))
+            problems.add(file.records.error(index, problem, sentence=True))
         ids.add(image_id)
+        # A captioner may have no caption for an image; an image without any is a mistake.
         cells = [row[name] for name in file.columns if row[name].strip()]
         place = file.place(index, id_column)
         if not cells:
@@ -159,6 +165,7 @@ def _read_groups(
     file: TextFile, groups: Sequence[Sequence[str]], problems: Problems, *, joins_words: bool
 ) -> None:
     """The texts of each record, of the first group of columns that has some."""
+    # All values first: whether a list of single words is one caption or several shows in the whole file.
     texts_of_records: list[_RecordTexts] = []
     for index, row in enumerate(file.records.rows):
         with noting(problems):
@@ -189,25 +196,29 @@ def _texts_of_record(
                 break
             continue
         # Of several columns some may be empty: not every image has as many captions.
-        filled = {name: value for name, value in values.items() if not _is_blank(value)}
+        filled = [name for name, value in values.items() if not _is_blank(value)]
         if filled:
             texts: list[str] = []
-            for name, value in filled.items():
-                texts += _texts_of_value(file, index, name, value)[0]
-            return _RecordTexts(index, next(iter(filled)), texts, is_list=True)
+            for name in filled:
+                texts += _texts_of_value(file, index, name, values[name])[0]
+            return _RecordTexts(index, filled[0], texts, is_list=True)
     texts, is_list = _texts_of_value(file, index, column, value_at(row, column))
     return _RecordTexts(index, column, texts, is_list)
 
 
 def _is_blank(value: object) -> bool:
     """Whether a cell holds nothing: None, blanks, or NaN."""
-    return value is None or (isinstance(value, str) and not value.strip()) or value != value
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or value != value  # only NaN differs from itself
 
 
 def _texts_of_value(file: TextFile, index: int, column: str, value: object) -> tuple[list[str], bool]:
     """The texts of a value, and whether it was a list. Raises FileError."""
     is_list_column = names.plain(column.rpartition(".")[2]) in _LISTS
     may_be_list = is_list_column or column == getattr(file.options, COLUMN_OPTIONS[file.role])
+    # A caption may begin with a bracket. It is a list where its column says so, or where each cell of the
+    # column is one; where neither holds, the list is refused below, never scored with its brackets.
     written = value if isinstance(value, str) else None
     if written is not None and (may_be_list or file.role == "references" or is_written_list(written)):
         texts_written = read_written_list(written)
@@ -217,7 +228,7 @@ def _texts_of_value(file: TextFile, index: int, column: str, value: object) -> t
         return _texts_of_list(file, index, column, value), True
     texts = _checked_texts(file, index, column, value)
     if written is not None:
-        is_unread_list = may_be_list and is_written_list(written, whole=not is_list_column)
+        is_unread_list = may_be_list and is_written_list(written, complete=not is_list_column)
         holds_lists = file.records.is_table or file.role == "references"
         if is_unread_list or (holds_lists and is_written_list(written)):
             problem = f"is a list written as text ({written[:40]!r})"
@@ -258,27 +269,36 @@ def _checked_texts(file: TextFile, index: int, part: str, value: object) -> list
 def _column_is_lists(file: TextFile, column: str) -> bool:
     """Whether every text of a column is a list of texts, as pandas writes lists."""
     if column not in file.holds_written_lists:
-        cells = [row[column] for row in file.records.rows if isinstance(row.get(column), str)]
+        cells = []
+        for row in file.records.rows:
+            if isinstance(row.get(column), str):
+                cells.append(row[column])
         file.holds_written_lists[column] = bool(cells) and all(map(_is_list_of_texts, cells))
     return file.holds_written_lists[column]
 
 
 def _is_list_of_texts(cell: str) -> bool:
     texts = read_written_list(cell)
-    return bool(texts) and all(isinstance(text, str) for text in texts or [])
+    return bool(texts) and all_are(str, texts or [])
 
 
 def _lists_are_words(file: TextFile, texts_of_records: Sequence[_RecordTexts]) -> bool:
     """Whether all lists of a file are captions as lists of words; refused where that is not clear."""
-    lists = [record for record in texts_of_records if record.is_list]
-    words = [word for record in lists for word in record.texts]
+    lists: list[list[str]] = []
+    columns: set[str] = set()
+    for record in texts_of_records:
+        if record.is_list:
+            lists.append(record.texts)
+            columns.add(names.plain(record.column))
+    words = set(chain.from_iterable(lists))
     if not all(map(is_single_word, words)) or all(len(word) == 1 for word in words):
         return False
-    longest = max(len(record.texts) for record in lists)
+    longest = max(map(len, lists))
     if longest == 1:
         return False
-    first = lists[0].texts
-    is_named = all(names.plain(record.column) in ("tokens", "words") for record in lists)
+    first = lists[0]
+    is_named = columns <= {"tokens", "words"}
+    # Two words may be one caption (`a dog`) or two (`dog`, `cat`), and nothing in the file tells.
     if longest == 2 and not is_named:
         problem = (
             f"holds lists of single words such as {first!r}: are they words of one caption, or captions?"
@@ -294,6 +314,7 @@ def _check_joined(file: TextFile) -> None:
     """Refuse references with marks between several texts; note those that may be several texts."""
     for separator in _SEPARATORS:
         joined = sum(separator in text.strip() for text in file.texts)
+        # In most of them it is a mark; in a few a caption may quote a sign with a bar.
         if 2 * joined > len(file.texts):
             problem = f"has {separator!r} within {joined:,} of {len(file.texts):,} references"
             raise file_error(file.path, problem, _WRITE_A_LIST)

@@ -26,7 +26,16 @@ from PIL import Image
 from capeval_core.errors import Problem, Problems, described, noting, wrong_option
 from capeval_core.inputs import images as imaging
 from capeval_core.inputs.files import bare
-from capeval_core.inputs.images import File, ImageError, Source, Visual, quoted, refuse_size, refused, within
+from capeval_core.inputs.images import (
+    File,
+    ImageError,
+    Source,
+    Visual,
+    image_error,
+    quoted,
+    refuse_size,
+    within,
+)
 from capeval_core.limits import LIMITS
 from capeval_core.project import needs
 
@@ -106,7 +115,7 @@ class Frames(Source["Frames"]):
         if sampling.fps is not None and not self.timed:
             problem = f"{self.name} does not say when frames are shown, which fps needs"
             fix = "pass a video file, or take max_frames, or choose the frames yourself"
-            raise ImageError(Problem(where, problem, fix))
+            raise ImageError(Problem(where, problem, fix, sentence=True))
         return Reading(where, self, sampling)
 
     def __iter__(self) -> Iterator[Image.Image]:
@@ -146,7 +155,7 @@ class _FrameList(Frames):
         if sampling.max_frames is None and len(self.images) > LIMITS.frames:
             raise _too_many()
         reading.indices = sampling.evenly(len(self.images))
-        for i in dict.fromkeys(reading.indices):
+        for i in dict.fromkeys(reading.indices):  # a frame that is used twice is decoded once
             with within("", i):
                 yield i, self.images[i].decode()
 
@@ -174,6 +183,7 @@ class _VideoFile(File, Frames):
             yield from self._evenly(sampling, reading)
             return
         with _opened(self) as video:
+            # Slots are counted from the first frame: the times of a clip begin where it was cut out.
             first = None
             seconds = None
             last_slot = -1
@@ -183,6 +193,7 @@ class _VideoFile(File, Frames):
                 if sampling.fps is not None:
                     seconds = video.seconds(frame, seconds)
                     first = seconds if first is None else first
+                    # In fractions: in floats 0.29 s times 100 is below 29, which is the slot before.
                     slot = math.floor((seconds - first + rounding) * Fraction(str(sampling.fps)))
                     if slot <= last_slot:
                         continue
@@ -214,32 +225,40 @@ class _VideoFile(File, Frames):
 
 def _too_many() -> ImageError:
     fix = "take fewer of them, by fps or max_frames"
-    return refused(f"is a video of more than {LIMITS.frames:,} frames", fix)
+    return image_error(f"is a video of more than {LIMITS.frames:,} frames", fix)
 
 
 def _frame_names(folder: str) -> list[str]:
     """The names of a folder's image files in order, `9.jpg` before `10.jpg`."""
     try:
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries if not entry.name.startswith(".")]
+            images = []
+            for entry in entries:
+                # A name with the extension of an image; macOS adds `._1.jpg` on foreign disks.
+                if not entry.name.startswith(".") and bare(entry.name, "image") != entry.name:
+                    images.append(entry.name)
     except OSError as error:
-        raise refused(f"cannot read {quoted(folder)} ({error.strerror})") from None
-    images = [name for name in names if bare(name, "image") != name]
+        raise image_error(f"cannot read {quoted(folder)} ({error.strerror})", sentence=True) from None
     if not images:
-        raise refused(f"{quoted(folder)} holds no image", "write the frames of the video into it")
+        raise image_error(
+            f"{quoted(folder)} holds no image", "write the frames of the video into it", sentence=True
+        )
     return sorted(images, key=_by_number)
 
 
 def _by_number(name: str) -> tuple[list[tuple[int, str]], str]:
     """The key by which numbers in names are compared as numbers."""
-    parts = re.findall(r"[0-9]+|[^0-9]+", name)
-    return [(int(part[:18]), "") if part.isdecimal() else (-1, part) for part in parts], name
+    key = []
+    for part in re.findall(r"[0-9]+|[^0-9]+", name):
+        # Pairs, as a number and a text cannot be compared. Python refuses numbers of thousands of digits.
+        key.append((int(part[:18]), "") if part.isdecimal() else (-1, part))
+    return key, name
 
 
 def video_source(value: Any) -> Frames:
     """A video: a file, a folder of images, what `datasets` has, a list of images, an array or a tensor."""
     if value is None:
-        raise refused("is missing", "every caption needs a video")
+        raise image_error("is missing", "every caption needs a video")
     if isinstance(value, (str, os.PathLike)):
         return _stored(imaging.local_path(value))
     if isinstance(value, imaging.BYTES):
@@ -254,12 +273,12 @@ def video_source(value: Any) -> Frames:
         fix = "expected (T, H, W, 3) of an array or (T, 3, H, W) of a tensor"
         colours = shape[0] if imaging.is_tensor(value) else shape[-1]
         of_one_frame = "; of one frame [None]" if len(shape) == 3 and colours == 3 else ""
-        raise refused(f"the frames have shape {shape}", fix + of_one_frame)
+        raise image_error(f"the frames have shape {shape}", fix + of_one_frame, sentence=True)
     frames = list(value) if shape is not None and is_array else imaging.as_list(value)
     if not frames:
         if frames is None:
-            raise refused(f"is {described(value)}", f"expected {_ACCEPTED}", kind=TypeError)
-        raise refused("is a video without frames", f"expected {_ACCEPTED}")
+            raise image_error(f"is {described(value)}", f"expected {_ACCEPTED}", kind=TypeError)
+        raise image_error("is a video without frames", f"expected {_ACCEPTED}")
     sources = []
     for i, frame in enumerate(frames):
         with within("", i):
@@ -297,8 +316,8 @@ def _opened(source: File) -> Iterator[_OpenVideo]:
         name = source.name
         with needs("av", "video"):
             import av
-        if not file.read(1):
-            raise refused(f"{name} is empty (zero bytes)")
+        if not file.read(1):  # of which FFmpeg says that its data are invalid
+            raise image_error(f"{name} is empty (zero bytes)", sentence=True)
         file.seek(0)
         # What decoders refuse to make room for: the bound of `refuse_size`, and room for their margins.
         limit = Image.MAX_IMAGE_PIXELS
@@ -313,21 +332,28 @@ def _opened(source: File) -> Iterator[_OpenVideo]:
             )
         except av.FFmpegError:
             fix = f"expected {_OPENED}, whole or cut off behind its header, or a list of images"
-            raise refused(f"{name} is not a video that can be read", fix) from None
+            raise image_error(f"{name} is not a video that can be read", fix, sentence=True) from None
         with container:
             if container.metadata.get("major_brand", "")[:3] in ("avi", "hei", "hev", "mif", "msf"):  # HEIF
-                raise refused(f"{name} is an image", "pass a list of images, or the path of their folder")
+                raise image_error(
+                    f"{name} is an image", "pass a list of images, or the path of their folder", sentence=True
+                )
             videos = container.streams.video
             # Without the picture on the cover of a record.
-            streams = [
-                video for video in videos if not video.disposition & type(video.disposition).attached_pic
-            ]
+            streams = []
+            for video in videos:
+                if not video.disposition & type(video.disposition).attached_pic:
+                    streams.append(video)
             if not streams:
-                raise refused(f"{name} has no video stream", f"pass a file with frames: {_OPENED}")
+                raise image_error(
+                    f"{name} has no video stream", f"pass a file with frames: {_OPENED}", sentence=True
+                )
             best = container.streams.best("video")
             stream = best if best in streams else streams[0]
             if stream.codec_context is None:
-                raise refused(f"{name} is in a video codec that PyAV cannot decode", "convert it to MP4")
+                raise image_error(
+                    f"{name} is in a video codec that PyAV cannot decode", "convert it to MP4", sentence=True
+                )
             stream.codec_context.thread_count = 1
             stream.codec_context.options = most_pixels
             yield _OpenVideo(av, file, name, container, stream)
@@ -377,7 +403,9 @@ class _OpenVideo:
             self.count += 1
             yield frame
         if not self.count:
-            raise refused(f"cannot decode {self.name} (its frames are damaged, or too large to trust)")
+            raise image_error(
+                f"cannot decode {self.name} (its frames are damaged, or too large to trust)", sentence=True
+            )
         notes = []
         if left_out:
             notes.append(f"damaged frames at its start are left out: {left_out:,}")
@@ -434,5 +462,6 @@ class _OpenVideo:
         refuse_size(frame.width, frame.height, self.name)
         rgb = self._to_rgb.reformat(frame, format="rgb24", interpolation="BICUBIC")
         image = Image.fromarray(np.ascontiguousarray(rgb.to_ndarray()))
+        # A display matrix may hold any angle, and rounding errors of it; players turn by quarters.
         turn = round(frame.rotation / 90) * 90 % 360
         return image.transpose(Image.Transpose[f"ROTATE_{turn}"]) if turn else image

@@ -34,11 +34,11 @@ def caption_score(metric: str | dict[str, Any] = "pacs", **options: Any) -> Scor
             whose image cannot be read is unscored, with the reason.
     """
     opened = open_one(metric, options, "caption_score")
-    if opened.formula is not None or argument_of(opened.media) == "videos":
-        reason = "scores videos"
-        if opened.formula is not None:
-            reason = "is a number of all captions, not a mean"
-        raise wrong_option("metric", opened.name, reason, "score its log by `score`")
+    fix = "score its log by `score`"
+    if opened.formula is not None:
+        raise wrong_option("metric", opened.name, "is a number of all captions, not a mean", fix)
+    if argument_of(opened.media) == "videos":
+        raise wrong_option("metric", opened.name, "scores videos", fix, sentence=True)
     lock = Lock()  # samples are scored concurrently, and share one network
 
     async def score(state: TaskState, target: Target) -> Score:

@@ -79,7 +79,9 @@ def _metrics(names: str, weights: str | None) -> list[CaptionMetric]:
     for metric, _ in classes:
         if not metric.media:
             fix = "BLEU, ROUGE-L and CIDEr-D are always computed"
-            raise wrong_option("CAPEVAL_METRICS", names, f"{metric.name} compares texts alone", fix)
+            raise wrong_option(
+                "CAPEVAL_METRICS", names, f"{metric.name} compares texts alone", fix, sentence=True
+            )
     return [metric(options) for metric, options in classes]
 
 

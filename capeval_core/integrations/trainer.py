@@ -91,7 +91,7 @@ class CaptionMetrics:
             self._argument = self._argument or argument
             if visuals not in (None, argument):
                 problem = f"{metric.name} scores {argument}, but {visuals} are passed"
-                problems.add(Problem("metrics", problem, f"pass {argument}=...", TypeError))
+                problems.add(Problem("metrics", problem, f"pass {argument}=...", TypeError, sentence=True))
         problems.raise_if_any()
         self._compares = any(metric.needs_references for metric, _ in classes)
         self._empty = "error" if any(of_metric.empty == "error" for _, of_metric in classes) else "score"

@@ -78,7 +78,7 @@ def _read(path: Path, options: RatingOptions | None = None) -> _File:
         return _File({path.stem: content})
     if not isinstance(content, dict) or not content:
         fix = "expected a file of `capeval score --json`, {id: score}, a list, or a table"
-        raise file_error(path, described(content, none="null"), fix)
+        raise file_error(path, described(content, none="null"), fix, sentence=True)
     if isinstance(content.get("systems"), list):
         return _of_systems(path, content["systems"])
     if "scores" not in content:  # not a file of ours: {metric: [scores]}, or {id: score}
@@ -91,7 +91,7 @@ def _read(path: Path, options: RatingOptions | None = None) -> _File:
     captions = content.get("captions")
     for name, column in {"ids": ids, "captions": captions}.items():
         if column is not None and not (isinstance(column, list) and len(column) == len(values)):
-            raise file_error(path, f"{name} and scores are not equally many")
+            raise file_error(path, f"{name} and scores are not equally many", sentence=True)
     return _File({label: values}, None if ids is None else list(map(str, ids)), captions)
 
 
@@ -111,7 +111,7 @@ def _of_systems(path: Path, entries: Sequence[Any]) -> _File:
     except (KeyError, TypeError) as error:
         raise file_error(path, f"is not a file of `capeval score --json` (no {error})") from error
     if any(len(values) != len(ids) for values in [captions, *arrays.values()]):
-        raise file_error(path, "ids and scores are not equally many")
+        raise file_error(path, "ids and scores are not equally many", sentence=True)
     return _File(dict(arrays), ids, captions, systems if len(entries) > 1 else None)
 
 
@@ -205,7 +205,7 @@ def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
         if (array.ndim > 1 and not of_pairs) or counts != {array.size}:
             shape = " x ".join(f"{extent:,}" for extent in array.shape)
             fix = f"{judged.name} has {' or '.join(f'{count:,}' for count in sorted(counts))} captions"
-            problems.add(file_error(path, f"{shape} scores", fix, index=name))
+            problems.add(file_error(path, f"{shape} scores", fix, index=name, sentence=True))
             continue
         scores.setdefault(label, {})[scoring_name] = array.reshape(-1)
     problems.raise_if_any()
@@ -237,7 +237,9 @@ def _check_captions(path: Path, captions: Sequence[str | None] | None, judged: J
     if first_difference is not None:
         row, words = first_difference
         problem = f"{' '.join(words_of_file[row])!r}, {judged.name} has {' '.join(words)!r} there"
-        raise file_error(path, problem, "score its captions in its order", index=f"caption {row}")
+        raise file_error(
+            path, problem, "score its captions in its order", index=f"caption {row}", sentence=True
+        )
 
 
 def _labelled(arrays: Mapping[str, Any], scorings: set[str]) -> Iterator[tuple[str, str, str | None, Any]]:
@@ -281,7 +283,7 @@ def join_ratings(
     arrays = {label: _one_each(scores, label, values, file.ids) for label, values in file.arrays.items()}
     count = len(next(iter(arrays.values())))
     if any(len(values) != count for values in arrays.values()):
-        raise file_error(scores, "its metrics have not equally many scores")
+        raise file_error(scores, "its metrics have not equally many scores", sentence=True)
     rated = read_ratings(ratings, options)
     table = rated.table
     dropped = rated.dropped
@@ -401,7 +403,7 @@ class _Captions:
                         f"rates several {noun} of {image_id!r}, and {path} does not say which has a score"
                     )
                     fix = f"give scores with their {noun}: a table with image_id, {noun[:-1]} and score"
-                    raise file_error(table.path, problem, fix)
+                    raise file_error(table.path, problem, fix, sentence=True)
 
     def place_of(self, index: int, table: CaptionTable, image_id: str | None) -> int | str:
         """The score that a rating is about, or why none is; an id may lack the extension of its file."""

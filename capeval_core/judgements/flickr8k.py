@@ -69,10 +69,10 @@ def _with_texts(
     for number, (image, caption_id, *_) in enumerate(rows, start=1):
         if caption_id not in captions:
             problem = f"the caption {caption_id!r} is not in Flickr8k.token.txt"
-            problems.add(file_error(path, problem, index=f"row {number}"))
+            problems.add(file_error(path, problem, index=f"row {number}", sentence=True))
         if image not in references:
             problem = f"the image {image!r} has no captions in Flickr8k.token.txt"
-            problems.add(file_error(path, problem, index=f"row {number}"))
+            problems.add(file_error(path, problem, index=f"row {number}", sentence=True))
     problems.raise_if_any()
     table = pd.DataFrame(rows, columns=["image", "caption_id", *columns], dtype=object)
     table["candidate"] = [captions[caption_id] for caption_id in table.caption_id]

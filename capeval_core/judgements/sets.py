@@ -110,7 +110,7 @@ def folder_of(entry: SetEntry, data: str | Path) -> Path:
         path = _downloaded(entry, text)
     elif not path.is_dir():
         problem = "is a file, expected a folder" if path.exists() else "there is no such folder"
-        raise file_error(path, problem)
+        raise file_error(path, problem, sentence=not path.exists())
     forms = [entry.files, *entry.released]
     if entry.name == "own":
         forms = [[name] for name in OWN_FILES]
@@ -122,7 +122,7 @@ def folder_of(entry: SetEntry, data: str | Path) -> Path:
     if folder is None:
         missing = [file for file in entry.files if not (path / file).is_file()]
         problem = f"there is no {' and no '.join(missing)} of {entry.title} here, nor in {path / entry.name}"
-        raise file_error(path, problem, entry.advice())
+        raise file_error(path, problem, entry.advice(), sentence=True)
     owner = _set_of_folder(folder)
     if owner is not None and owner is not entry and "own" not in (entry.name, owner.name):
         fix = f"`capeval judge {owner.name}` judges it; rename the folder if it holds {entry.title}"
@@ -144,7 +144,7 @@ def _downloaded(entry: SetEntry, dataset: str) -> Path:
 
     def unavailable(name: str, why: str) -> Exception:
         problem = f"the data set could not be loaded from the Hub ({why})"
-        return file_error(dataset, problem, "check the id, or name a folder")
+        return file_error(dataset, problem, "check the id, or name a folder", sentence=True)
 
     patterns = [*entry.files, "*.json"]
     return download(
@@ -164,7 +164,7 @@ def find_visuals(folder: Path, ids: Sequence[str]) -> dict[str, Path]:
     if not visuals:
         content = f"it has {some_of(files.names.entries)}" if files.names.entries else "it is empty"
         problem = f"none of the {len(ids):,} ids ({some_of(ids)}) has a file here; {content}"
-        raise file_error(folder, problem)
+        raise file_error(folder, problem, sentence=True)
     return visuals
 
 
@@ -230,7 +230,7 @@ def read_rows(path: Path, fields: Mapping[str, str]) -> pd.DataFrame:
             if not isinstance(row.get(field), types) or isinstance(row[field], bool):
                 hint = "" if field in row else did_you_mean(field, row)
                 problem = f"{field}: {described(row.get(field), none='nothing')}{hint}"
-                problems.add(file_error(path, problem, f"expected {noun}", index=place))
+                problems.add(file_error(path, problem, f"expected {noun}", index=place, sentence=True))
     problems.raise_if_any()
     columns = {}
     for name in records.fields:
@@ -244,14 +244,16 @@ def _read_texts(path: Path, *, lists: bool = False) -> dict[str, Any]:
     content = load_json(path)
     problems = Problems()
     if not isinstance(content, dict) or not content:
-        raise file_error(path, described(content, none="null"), f"expected an object with {noun} by id")
+        fix = f"expected an object with {noun} by id"
+        raise file_error(path, described(content, none="null"), fix, sentence=True)
     for name, value in content.items():
         texts = [value]
         if lists:
             texts = value if isinstance(value, list) else []
         if not texts or not all(isinstance(text, str) for text in texts):
             where = f"key {name!r}"
-            problems.add(file_error(path, described(value, none="null"), f"expected {noun}", index=where))
+            problem = described(value, none="null")
+            problems.add(file_error(path, problem, f"expected {noun}", index=where, sentence=True))
     problems.raise_if_any()
     return content
 
@@ -269,7 +271,7 @@ def _references_of(
     missing = sorted({image for image in images if image not in references})
     if missing:
         share = f"{len(missing):,} of {len(set(images)):,} images ({', '.join(map(repr, missing[:3]))})"
-        raise file_error(path, f"{share} have no references")
+        raise file_error(path, f"{share} have no references", sentence=True)
     return [list(references[image]) for image in images]
 
 
@@ -430,7 +432,7 @@ def load_own(data: str | Path, options: RatingOptions | None = None, visuals: Pa
     for index, (image, caption) in enumerate(zip(ids, table.captions, strict=True)):
         if image is None:
             problem = "the id is missing, or not a text or whole number"
-            problems.add(file_error(path, problem, index=table.place(index)))
+            problems.add(file_error(path, problem, index=table.place(index), sentence=True))
         if caption is None:
             fix = f"name the column of captions with {setting('caption_column', 'NAME')}"
             problems.add(file_error(path, "has no caption", fix, index=table.place(index)))
@@ -568,7 +570,7 @@ def _pascal50s(
         positions_of_draws = _drawn(references)
     labelled = np.flatnonzero([label in ("a", "b") for label in _column(rows, labels)])
     if not len(labelled):
-        raise file_error(folder / "pairs.jsonl", f"no pair has {labels!r} a or b")
+        raise file_error(folder / "pairs.jsonl", f"no pair has {labels!r} a or b", sentence=True)
     pairs = rows.iloc[labelled]
     items = _pairs(pairs, ("caption_a", "caption_b"), [references[row] for row in labelled])
     draws_of_pairs = []

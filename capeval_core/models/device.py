@@ -42,9 +42,9 @@ def resolve_device(name: str | None) -> torch.device:
     if device.type != "cpu" and not backends[device.type].is_available():
         problem = f"no {device.type.upper()} GPU can be used here"
         fix = setting("device", "cpu", "pass ")
-        raise wrong_option("device", name, problem, fix)
+        raise wrong_option("device", name, problem, fix, sentence=True)
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
-        raise wrong_option("device", name, f"CUDA GPUs here are 0 to {count - 1}")
+        raise wrong_option("device", name, f"CUDA GPUs here are 0 to {count - 1}", sentence=True)
     if device.type == "cuda" and device.index is None:  # nothing starts CUDA before a network does
         return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
     return device

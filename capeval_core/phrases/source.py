@@ -136,7 +136,7 @@ def _read(path: Path) -> Mapping[str, Sequence[str]]:
     try:
         phrases = load_json(expanded_path(path))
     except FileError as error:
-        raise wrong_option("phrases", str(path), str(error)) from error
+        raise wrong_option("phrases", str(path), str(error), sentence=True) from error
     if not isinstance(phrases, dict):
         fix = "expected {caption: [phrases]}"
         raise wrong_option("phrases", str(path), f"holds a {type(phrases).__name__}", fix)

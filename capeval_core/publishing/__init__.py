@@ -6,12 +6,13 @@ Nothing here ever makes a tag, or a branch named like a version: `evaluate.load(
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from jinja2 import Environment, PackageLoader
 
@@ -24,11 +25,16 @@ from capeval_core.weights import folder as saved
 from capeval_core.weights.catalogue import WeightsEntry
 from capeval_core.weights.hub import failures, patiently, reason, status_of
 
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
 CARD = "README.md"
 PYPI = "pypi"
 _CARDS = Environment(
     loader=PackageLoader("capeval_core.reports"), trim_blocks=True, keep_trailing_newline=True
 )
+# One wrong publication stays in the history of a repository for everyone: hence lists of what may go, not of
+# what may not.
 _PUBLIC = re.compile(r"(?a)((git\+)?https://|git\+ssh://[\w.-]+@)[\w.-]+(:\d+)?/[\w./~+%-]*(@[\w./-]+)?")
 """Addresses that pip installs from: nothing in them can be a password, a token or a query."""
 _PUBLISHABLE = [
@@ -85,7 +91,7 @@ def metric_space(name: str, namespace: str, install_from: str) -> Publication:
 
 
 def weights(
-    folder: Any, namespace: str, name: str | None, permission: str | None, private: bool
+    folder: str | os.PathLike[str], namespace: str, name: str | None, permission: str | None, private: bool
 ) -> Publication:
     """The repository of a weights folder, opened as users open it; a private one needs no permission."""
     path = expanded_path(folder)
@@ -98,20 +104,24 @@ def weights(
         if regular_file is not None:
             regular_files[file] = regular_file
     opened = saved.open_weights(path, metric="METRIC", tiny="")
+    # Opened on the way to its users: checksum, finite tensors and canary score are compared here.
     network = network_of(opened).open(opened, device="cpu")
     name = _checked(name or opened.name)
     entry = catalogue.entry_known_as(name, opened.original)
 
+    # Reasons against publishing are collected: `--dry-run` shows all of them, `publish` refuses.
     refusals = []
     if not permission and not private:
         refusal = _refusal(name, entry, opened)
         if refusal:
             refusals.append(refusal)
     if entry is not None:
+        # A folder may have the name of listed weights by mistake: everyone would get another model by it.
         difference = entry.is_another(network.describe(network.config))
         if difference:
             refusals.append(f"{path}: {difference}: convert the file that the authors released")
 
+    # Listed weights have one card, which the project keeps true; other weights bring their own.
     card_file = None if name in cards() else _regular_file(path, CARD)
     text = ""
     if card_file is not None:
@@ -128,7 +138,9 @@ def weights(
     files: dict[str, bytes | Path] = {}
     if text:
         files[CARD] = _in_namespace(text, namespace, [name, *METRICS]).encode()
-    files |= {file: regular_files[file] for file in _files_read(opened) if file in regular_files}
+    for file in _files_read(opened):
+        if file in regular_files:
+            files[file] = regular_files[file]
     sent = set(files)
     if card_file is None:  # a card in the folder is then not the one that is sent
         sent.discard(CARD)
@@ -147,6 +159,7 @@ def _files_read(folder: saved.WeightsFolder) -> list[str]:
     is_open_clip = folder.tensor_file.name == saved.OPEN_CLIP_TENSORS
     vocabulary = folder.config.get("vocabulary")
     has_tokenizer = isinstance(vocabulary, dict) and vocabulary.get("file") == saved.TOKENIZER
+    # A folder may hold both forms; only the one that was opened and checked is sent.
     read = {
         saved.OPEN_CLIP_CONFIG if is_open_clip else saved.CONFIG,
         folder.tensor_file.name,
@@ -194,10 +207,10 @@ def weights_card(name: str) -> str:
     text = (shipped("hub_cards", "hub_cards") / f"{name}.md").read_text(encoding="utf-8")
     _, matter, text = text.split("---\n", 2)  # YAML for the Hub between lines of dashes
     title, first, body = text.strip().split("\n\n", 2)
-    entry = next((entry for entry in catalogue.WEIGHTS if entry.folder == name and entry.checkpoint), None)
+    entries = [entry for entry in catalogue.WEIGHTS if entry.folder == name and entry.checkpoint]
     values = {
         "name": name,
-        "entry": entry,
+        "entry": entries[0] if entries else None,
         "matter": matter.strip(),
         "title": title,
         "first": first,
@@ -213,6 +226,7 @@ def cards() -> list[str]:
 
 def _in_namespace(text: str, namespace: str, names: Iterable[str]) -> str:
     """The text with `capeval/name` and paths of modules moved to a namespace, but for default weights."""
+    # Not all of `capeval/...`: default weights of other metrics stay in the project's namespace.
     ids = "|".join(map(re.escape, names))
     text = re.sub(rf'capeval_core\.module_path\("({ids})"\)', rf'"{namespace}/\1"', text)
     return re.sub(rf"(?<![\w.-])capeval/({ids})(?![\w-]|\.\w)", rf"{namespace}/\1", text)
@@ -225,6 +239,7 @@ def _installing(text: str, source: str) -> str:
             f"install from: expected {PYPI!r}, or a public address for pip (git+https://..., or "
             "https://... of a wheel) without a password, a token or a query, which everyone would read"
         )
+    # Pinned: a Space is built anew at each restart, and would get another version's numbers some day.
     version = f"=={__version__}" if source == PYPI else f" @ {source}"
     text = re.sub(r"^(capeval(\[.*?\])?)[ \t]*$", rf"\1{version}", text, flags=re.MULTILINE)
     return text if source == PYPI else re.sub(r"# From: capeval\b", f"# From: {source}", text)
@@ -268,6 +283,7 @@ def _refusal(name: str, entry: WeightsEntry | None, folder: saved.WeightsFolder)
 def _regular_file(folder: Path, name: str) -> Path | None:
     """A regular file of a folder, not a link, which may be published; None where there is none."""
     path = folder / name
+    # A link could lead out of the folder: to a private key, under the name of a config.
     if (path.is_symlink() or path.exists()) and (path.is_symlink() or not path.is_file()):
         raise PublishError(f"{path} is no regular file of the folder, but a link or a pipe: copy it there")
     return path if path.exists() else None
@@ -294,16 +310,20 @@ def publish(
     """Send publications; yields each when it is sent, with its commit, and whether that is a new one."""
     from huggingface_hub import HfApi
 
+    # `evaluate.load` asks for the revision `v<its version>` first, whether that is a tag or a branch.
     if _VERSION.fullmatch(branch):
         raise PublishError(f"branch {branch!r} reads like a version, which evaluate would take for its own")
     publications = list(publications)
-    refusals = [refusal for publication in publications for refusal in publication.refusals]
-    if refusals:
+    refusals: list[str] = []
+    for publication in publications:
+        refusals += publication.refusals
+    if refusals:  # before anything is sent: half a set of modules would not fit together
         raise PublishError("\n".join(refusals))
     api = HfApi()
     expected: tuple[type[Exception], ...] = (*failures(), ValueError)
     sent: list[str] = []
     for publication in publications:
+        # The token is only known to be good when the first one is sent; a second run sends what is missing.
         try:
             commit, changed = patiently(partial(_push, api, publication, branch, private, message))
         except expected as error:
@@ -316,7 +336,7 @@ def publish(
 
 
 def _push(
-    api: Any, publication: Publication, branch: str, private: bool, message: str | None
+    api: HfApi, publication: Publication, branch: str, private: bool, message: str | None
 ) -> tuple[str, bool]:
     from huggingface_hub import CommitOperationAdd
 
@@ -326,9 +346,10 @@ def _push(
         sdk = "gradio" if kind == "space" else None
         api.create_repo(repository, repo_type=kind, space_sdk=sdk, private=private or None, exist_ok=True)
     before = api.repo_info(repository, repo_type=kind)
+    # `exist_ok` leaves the visibility of an existing repository as it is.
     if private and not before.private:
         raise PublishError("the repository exists and is public: make it private at its page on the Hub")
-    if branch != "main":
+    if branch != "main":  # the Hub makes `main` with the repository
         api.create_branch(repository, branch=branch, repo_type=kind, exist_ok=True)
         before = api.repo_info(repository, repo_type=kind, revision=branch)
     title, _, description = (message or publication.message).partition("\n\n")
@@ -341,7 +362,7 @@ def _push(
         repo_type=kind,
         revision=branch,
     )
-    return commit.oid, commit.oid != before.sha
+    return commit.oid, commit.oid != before.sha  # the Hub makes no commit where no file differs
 
 
 def _fix(error: Exception, publication: Publication) -> str:

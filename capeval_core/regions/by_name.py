@@ -73,10 +73,12 @@ def _split_threshold(name: str, kind: str, weights: str) -> tuple[str, float | N
     setting = match["setting"]
     if setting != "threshold":
         problem = f"{kind} has no setting {setting!r}{did_you_mean(setting, ['threshold'])}"
-        raise wrong_option("regions", name, problem, "")
+        raise wrong_option("regions", name, problem, "", sentence=True)
     if kind == "everything":
         problem = "'everything' has no boxes that a threshold could drop"
-        raise wrong_option("regions", name, problem, "leave it out, or take 'objects' or 'rectangles'")
+        raise wrong_option(
+            "regions", name, problem, "leave it out, or take 'objects' or 'rectangles'", sentence=True
+        )
     try:
         threshold = float(match["value"])
     except ValueError:

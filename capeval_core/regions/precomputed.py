@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from capeval_core.errors import FileError, Problem, Problems
 from capeval_core.inputs.files import load_json
-from capeval_core.inputs.images import ImageError, InputImage, refused, within
+from capeval_core.inputs.images import ImageError, InputImage, image_error, within
 from capeval_core.inputs.joining import Names
 from capeval_core.regions import rle
 from capeval_core.regions.regions import Regions, RegionSource
@@ -77,7 +77,7 @@ class PrecomputedRegions(RegionSource):
                 mask, quality, box = _mask_quality_box(entry, (height, width))
             except ValueError as error:
                 problem = f"mask {index} of {image.name} {error}"
-                problems.add(Problem(image.where, problem, kind=ImageError))
+                problems.add(Problem(image.where, problem, kind=ImageError, sentence=True))
                 continue
             runs.append(mask)
             qualities.append(quality)
@@ -93,7 +93,7 @@ class PrecomputedRegions(RegionSource):
         with within(image.where):
             if not path:
                 fix = "pass its path, or set `image.filename`"
-                raise refused(f"there are no precomputed masks of {image.name}", fix)
+                raise image_error(f"there are no precomputed masks of {image.name}", fix, sentence=True)
             return self._masks[self._names.only(os.fsdecode(path), "precomputed masks")]
 
 

@@ -192,7 +192,7 @@ def fitting(regions: Regions, image: InputImage, size: tuple[int, int]) -> Regio
     """The regions, if they fit the image; else an ImageError that names the difference."""
     if not isinstance(regions, Regions):
         problem = f"its source gave a {type(regions).__name__}, expected Regions"
-        raise ImageError(Problem(image.where, problem, "pass masks through Regions.of(masks)"))
+        raise ImageError(Problem(image.where, problem, "pass masks through Regions.of(masks)", sentence=True))
     if regions.size == size:
         return regions
     height, width = size
@@ -200,4 +200,6 @@ def fitting(regions: Regions, image: InputImage, size: tuple[int, int]) -> Regio
         f"its regions are of an image {regions.size[0]} x {regions.size[1]}, but {image.name} is {height} "
         f"pixels high and {width} wide"
     )
-    raise ImageError(Problem(image.where, problem, "make them of the image itself, not of a copy"))
+    raise ImageError(
+        Problem(image.where, problem, "make them of the image itself, not of a copy", sentence=True)
+    )

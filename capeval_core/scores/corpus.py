@@ -47,7 +47,7 @@ class DocumentFrequencies(CorpusStatistics):
     def of_documents(cls, documents: Sequence[Sequence[Tokens]]) -> DocumentFrequencies:
         """Counted in documents, each the tokens of its texts, with a warning where there is one alone."""
         if not documents:
-            raise wrong_option("references", [], "there is no text to count n-grams in")
+            raise wrong_option("references", [], "there is no text to count n-grams in", sentence=True)
         if len(documents) == 1:
             warn(
                 "document frequencies of one image's references give every n-gram the weight log(1) = 0, so "
@@ -204,7 +204,7 @@ class TokenIdf(CorpusStatistics):
             counts.update(set(ids))
             total += 1
         if not total:
-            raise wrong_option("texts", [], "there is no text to count words in")
+            raise wrong_option("texts", [], "there is no text to count words in", sentence=True)
         weights = {index: math.log((total + 1) / (count + 1)) for index, count in counts.items()}
         return cls(weights, math.log(total + 1))
 

@@ -124,7 +124,9 @@ class VilbertScore(RegionMetric):
         block_of(config, self.options.layer)
         if self.options.compat is not None and config["task"] is None:
             problem = f"{self.folder.name} has no task token, without which the released script fails"
-            raise wrong_option("compat", self.options.compat, problem, "leave it out for these weights")
+            raise wrong_option(
+                "compat", self.options.compat, problem, "leave it out for these weights", sentence=True
+            )
         return super().open_models()
 
     def prepare(self, texts: Sequence[str | Sequence[str]]) -> TokenIdf:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from capeval_core.cache import FeatureCache
 from capeval_core.limits import LIMITS
-from capeval_core.store import Kept
+from capeval_core.store import TableStore
 
 
 class StoredArrays(FeatureCache):
@@ -27,7 +27,9 @@ class StoredArrays(FeatureCache):
         stamp = {"arrays": name, "dtype": self.dtype.name}
         store_folder = folder / hashlib.blake2b(repr(stamp).encode(), digest_size=8).hexdigest()
         seconds = LIMITS.training_seconds
-        self._store = Kept(store_folder, stamp, folder.name, most_seconds=seconds, mapped=True, required=True)
+        self._store = TableStore(
+            store_folder, stamp, folder.name, most_seconds=seconds, mapped=True, required=True
+        )
         self._places: dict[str, tuple[int, int]] = {}
         self._load()
 

@@ -36,7 +36,7 @@ from capeval_core.models.batching import BatchSize
 from capeval_core.models.device import DTYPES, resolve_device
 from capeval_core.options import Settings, option
 from capeval_core.project import install_command
-from capeval_core.store import DamagedError, Kept, check_folder, read_kept
+from capeval_core.store import DamagedError, TableStore, check_folder, read_kept
 from capeval_core.training.training_data import CaptionedImages
 from capeval_core.weights.folder import WeightsError, file_checksum, open_foreign
 
@@ -410,7 +410,7 @@ def augment(
     stretch = LIMITS.augmented[kind]
     folder = check_folder("out", out / f"{kind}s")
     seconds = LIMITS.training_seconds
-    store = Kept(folder, stamp, "out", most_rows=stretch, most_seconds=seconds, required=True)
+    store = TableStore(folder, stamp, "out", most_rows=stretch, most_seconds=seconds, required=True)
     stored: dict[tuple[str, str | None], str | None] = {}  # the reason of each dropped one, by source
     for table in store.tables():
         for row in table.select(["id", "source_caption", "dropped"]).to_pylist():
@@ -451,7 +451,7 @@ class _Run:
     visual: Callable[[int], Any]
     sources: list[Positive]
     path: Path
-    store: Kept
+    store: TableStore
     made_with: str
     size: BatchSize
     counts: _Counts

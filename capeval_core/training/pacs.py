@@ -293,7 +293,7 @@ def _joined(captioned: CaptionedImages, validation: CaptionedImages) -> Captione
     problems = Problems()
     for image_id in sorted({*captioned.ids} & {*validation.ids}):
         fix = "leave it out of one of them"
-        problems.add(file_error("validation", f"{image_id!r} is also trained on", fix))
+        problems.add(file_error("validation", f"{image_id!r} is also trained on", fix, sentence=True))
     problems.raise_if_any()
     count = len(captioned.ids)
     return CaptionedImages(

@@ -92,7 +92,7 @@ class _RegionStore:
             except ImageError as error:
                 problems.extend(error.problems)
             except ValueError as error:
-                problems.add(Problem(visual.where, str(error), kind=ImageError))
+                problems.add(Problem(visual.where, str(error), kind=ImageError, sentence=True))
         self._features.flush()
         self._positions.flush()
         problems.raise_if_any()

@@ -236,7 +236,7 @@ def opened(training: Training, out: Path) -> Iterator[Any]:
         yield accelerator
     except Timeout:
         problem = "another training is writing into it"
-        raise file_error(out, problem, "wait for its end, or pass another folder") from None
+        raise file_error(out, problem, "wait for its end, or pass another folder", sentence=True) from None
     finally:
         lock.release()
 

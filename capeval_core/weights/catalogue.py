@@ -77,6 +77,7 @@ class WeightsEntry:
 
     def is_another(self, described: str) -> str | None:
         """The problem of weights that have this entry's name but are described as another model, or None."""
+        # By the beginning: what follows, such as the activation, may be told or left out.
         if self.architecture is None or described.startswith(self.architecture):
             return None
         return f"{self.title} is {self.architecture}, but these weights are {described}"
@@ -84,7 +85,7 @@ class WeightsEntry:
     def is_released_as(self, path: str) -> bool:
         """True for the file of the release; weights that are taken as they are have only an address."""
         if self.checkpoint is None:
-            return self.original.endswith(path[path.rindex("/") :])
+            return self.original.endswith(path[path.rindex("/") :])  # with the slash: the whole name
         return path.endswith(f"/{self.checkpoint}")
 
     @property
@@ -100,6 +101,7 @@ class WeightsEntry:
 
 def _entry(table: Mapping[str, Any]) -> WeightsEntry:
     files = tuple(ReleaseFile(**file) for file in table.get("files", ()))
+    # A fork publishes under a namespace of its own; repositories of the authors stay where they are.
     repository = table["repository"].replace("capeval/", f"{NAMESPACE}/")
     return WeightsEntry(**{**table, "repository": repository, "files": files})
 
@@ -127,9 +129,15 @@ X152_VG = listed("faster-rcnn-vg-resnext-152")
 
 def weights_of(metric: str) -> Sequence[WeightsEntry]:
     """The entries that a metric, or a network in `capeval convert`, can use; all where none is known."""
-    named_after_it = [entry for entry in WEIGHTS if metric in entry.metrics]
-    usable = [entry for entry in WEIGHTS if metric in entry.users]
-    return named_after_it or usable or WEIGHTS
+    trained_for_it: list[WeightsEntry] = []
+    usable: list[WeightsEntry] = []
+    for entry in WEIGHTS:
+        if metric in entry.metrics:
+            trained_for_it.append(entry)
+        if metric in entry.users:
+            usable.append(entry)
+    # A plain CLIP is only proposed where a metric has no weights of its own: it gives another number.
+    return trained_for_it or usable or WEIGHTS
 
 
 def entry_known_as(name: str, original: str | None) -> WeightsEntry | None:
@@ -139,21 +147,36 @@ def entry_known_as(name: str, original: str | None) -> WeightsEntry | None:
     True
     """
     folder = name.rpartition("/")[2].lower()
-    named = (entry for entry in WEIGHTS if entry.folder.lower() == folder)
-    converted = (entry for entry in WEIGHTS if entry.checkpoint and entry.checkpoint == original)
-    return next(named, None) or next(converted, None)
+    for entry in WEIGHTS:
+        if entry.folder.lower() == folder:
+            return entry
+    # A folder of another name still says from which file it was converted.
+    for entry in WEIGHTS:
+        if entry.checkpoint is not None and entry.checkpoint == original:
+            return entry
+    return None
 
 
 def entry_of(repository: str) -> WeightsEntry | None:
     """The catalogue's entry of a Hub repository id (ids ignore case), None if it is not listed."""
-    return next((entry for entry in WEIGHTS if entry.repository.lower() == repository.lower()), None)
+    for entry in WEIGHTS:
+        if entry.repository.lower() == repository.lower():
+            return entry
+    return None
 
 
 def entry_named(name: str) -> WeightsEntry | None:
     """The entry of weights that are fetched, by their short name: `pacs-clip-vit-b-32`."""
-    return next((entry for entry in WEIGHTS if entry.files and entry.folder == name.lower()), None)
+    for entry in WEIGHTS:
+        # What is taken as it is on the Hub has no short name: its id is the one that everybody knows.
+        if entry.files and entry.folder == name.lower():
+            return entry
+    return None
 
 
 def part_of(repository: str) -> WeightsEntry | None:
     """The entry of a model that metrics use beside their weights, None if it is not listed."""
-    return next((entry for entry in PARTS if entry.repository == repository), None)
+    for entry in PARTS:
+        if entry.repository == repository:
+            return entry
+    return None

@@ -7,9 +7,9 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -36,6 +36,7 @@ def read_checkpoint(path: str | Path, *, in_place: bool = False) -> dict[str, An
         raise FileNotFoundError(f"{path} does not exist: download the original checkpoint first")
     with path.open("rb") as file:
         head = file.read(24)
+    # Since PyTorch 1.6 `torch.save` writes a zip around its pickle; before, a bare pickle (0x80).
     zipped = head.startswith(b"PK\x03\x04")
     # A safetensors file starts with the length of its header in 8 bytes, then JSON.
     safe = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= path.stat().st_size
@@ -46,6 +47,7 @@ def read_checkpoint(path: str | Path, *, in_place: bool = False) -> dict[str, An
         if safe:
             return dict(load_file(path))
         names = zipfile.ZipFile(path).namelist() if zipped else []
+        # TorchScript holds code, which `torch.load` would hand to `torch.jit.load`: it is never opened here.
         script = any(name.endswith("/constants.pkl") for name in names)
         with warnings.catch_warnings():
             # Of the pickle's protocol, with the advice to file an issue: the error below says what to do.
@@ -80,29 +82,37 @@ def read_shards(index: Path) -> tuple[dict[str, Any], list[Path]]:
         raise FileNotFoundError(f"{index} does not exist: download the original checkpoint first")
     try:
         shard_of: dict[str, str] = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-        shards = sorted({str(shard) for shard in shard_of.values()})
+        names_of_shard: dict[str, list[str]] = {}
+        for name, shard in shard_of.items():
+            names_of_shard.setdefault(str(shard), []).append(name)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{index} is no index of shards ({error}): download it again") from error
-    if outside := [shard for shard in shards if Path(shard).name != shard]:
-        raise ValueError(f"{index} names files elsewhere ({name_some(outside, 2)}): they must lie beside it")
+    # An index of a stranger could name any file of this machine, `../../secret`.
+    shards = sorted(names_of_shard)
+    elsewhere = [shard for shard in shards if Path(shard).name != shard]
+    if elsewhere:
+        names = name_some(elsewhere, 2)
+        raise ValueError(f"{index} names files elsewhere ({names}): they must lie beside it")
+    files = [index]
     content: dict[str, Any] = {}
     for shard in shards:
-        tensors = read_checkpoint(index.parent / shard, in_place=True)
-        expected = [name for name in shard_of if shard_of[name] == shard]
-        if lacking := [name for name in expected if name not in tensors]:
-            raise ValueError(f"{index.parent / shard} lacks {name_some(lacking, 3)}: download it again")
-        content.update({name: tensors[name] for name in expected})
-    return content, [index, *(index.parent / shard for shard in shards)]
+        file = index.parent / shard
+        files.append(file)
+        tensors = read_checkpoint(file, in_place=True)
+        lacking = [name for name in names_of_shard[shard] if name not in tensors]
+        if lacking:
+            raise ValueError(f"{file} lacks {name_some(lacking, 3)}: download it again")
+        for name in names_of_shard[shard]:
+            content[name] = tensors[name]
+    return content, files
 
 
-def _state_dict(content: Any, path: Path) -> dict[str, Any]:
+def _state_dict(content: object, path: Path) -> dict[str, Any]:
     """The tensors of a checkpoint by name, wrapped or in parts."""
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
     if isinstance(content, Mapping) and not _holds_tensors(content):
-        # Parts of a model under their names, beside an epoch or an optimiser.
-        parts = {name: part for name, part in content.items() if _holds_tensors(part)}
-        content = {f"{name}.{key}": part[key] for name, part in parts.items() for key in part} or content
+        content = _parts_as_one(content) or content
     if _holds_tensors(content) and all(isinstance(name, str) for name in content):
         return dict(content)
     kind = name_some(content) if isinstance(content, Mapping) else f"a {type(content).__name__}"
@@ -110,13 +120,25 @@ def _state_dict(content: Any, path: Path) -> dict[str, Any]:
     raise ValueError(f"{path} holds no state dict: {expected}, found {kind}")
 
 
-def _holds_tensors(content: Any) -> bool:
-    return isinstance(content, Mapping) and any(isinstance(v, torch.Tensor) for v in content.values())
+def _parts_as_one(content: Mapping[str, object]) -> dict[str, object]:
+    """The tensors of the parts of a model, `{"encoder": {...}, "epoch": 3}`, under the names of both."""
+    tensors: dict[str, object] = {}
+    for name, part in content.items():
+        if _holds_tensors(part):  # an epoch and the settings of a run hold none
+            for key, tensor in part.items():
+                tensors[f"{name}.{key}"] = tensor
+    return tensors
 
 
-def name_some(names: Any, most: int = 6) -> str:
+def _holds_tensors(content: object) -> TypeGuard[Mapping[str, Any]]:
+    if not isinstance(content, Mapping):
+        return False
+    return any(isinstance(value, torch.Tensor) for value in content.values())
+
+
+def name_some(names: Iterable[object], most: int = 6) -> str:
     """The first few names of many, for a message: ``'a', 'b' and 7 more``."""
-    quoted = [repr(name) for name in names]
+    quoted = list(map(repr, names))
     if not quoted:
         return "nothing"
     more = f" and {len(quoted) - most} more" if len(quoted) > most else ""

@@ -24,7 +24,7 @@ Tensors = dict[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
 Empty = Callable[[dict[str, Any]], nn.Module]  # the encoder's model of a config, on torch's meta device
 _ATTENTION = re.compile(r"(.*\.self_attn\.)([qkv])_proj\.(weight|bias)")
-_ENDINGS = re.compile(r"(\.(fp16|pt|pth|bin|safetensors|index|json))+$")
+_ENDINGS = re.compile(r"(\.(fp16|pt|pth|bin|safetensors|index|json))+$")  # of `model.fp16.safetensors`
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class Conversion(Settings):
     def read(self, path: Path, empty: Empty) -> Release:
         """The checkpoint at `path`, by these settings, with exactly the tensors of the model of `empty`."""
         content, files = self.load(path)
+        # In the order of the steps, into the config: whoever opens the weights later can see what was done.
         notes: list[str] = []
         with self.naming(files):
             content = self.select(content, notes)
@@ -73,22 +74,40 @@ class Conversion(Settings):
 
     def select(self, content: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         """What the model needs, without the common prefix of all names, such as ``module.``."""
-        if anchors := self.facts.get("anchors"):
-            anchor = re.compile(rf"(?:.*\.)?({'|'.join(map(re.escape, anchors))})")
-            matches = [match for match in map(anchor.fullmatch, content) if match]
-            if len(matches) != 1:
-                models = name_some(match[0] for match in matches)
-                names = f"several models, {models}: save one alone" if matches else name_some(content)
-                expected = f"expected {' or '.join(anchors)} among the tensors"
-                raise ValueError(f"no {self.facts['title']}: {expected}, found {names}")
-            prefix = matches[0][0].removesuffix(matches[0][1])
-            if prefix:  # names without it are no part of the model, and reported so
-                notes.append(f"the prefix {prefix!r} of all names was taken off")
-            content = {name.removeprefix(prefix): value for name, value in content.items()}
-        if unused := [name for name in content if re.match(self.facts.get("unused", "$^"), name)]:
+        anchors = self.facts.get("anchors")
+        prefix = "" if anchors is None else self._prefix(anchors, content)
+        if prefix:  # names without it are no part of the model, and reported so
+            notes.append(f"the prefix {prefix!r} of all names was taken off")
+        needed: dict[str, Any] = {}
+        unused: list[str] = []
+        pattern = self.facts.get("unused", "$^")  # which matches no name
+        for full_name, value in content.items():
+            name = full_name.removeprefix(prefix)
+            if re.match(pattern, name):
+                unused.append(name)
+            else:
+                needed[name] = value
+        if unused:
             note = f"left out {len(unused)} tensors that the model does not use or makes itself"
             notes.append(f"{note}: {name_some(unused)}")
-        return {name: value for name, value in content.items() if name not in unused}
+        return needed
+
+    def _prefix(self, anchors: Sequence[str], content: Mapping[str, Any]) -> str:
+        """What stands before the names of the model, by a tensor that each such model has once."""
+        # DistributedDataParallel puts `module.` before all names, other trainers `model.` or `net.clip.`.
+        anchor = re.compile(rf"(?P<prefix>(?:.*\.)?)(?:{'|'.join(map(re.escape, anchors))})")
+        prefix_of_name: dict[str, str] = {}
+        for name in content:
+            match = anchor.fullmatch(name)
+            if match is not None:
+                prefix_of_name[name] = match["prefix"]
+        if len(prefix_of_name) == 1:
+            return next(iter(prefix_of_name.values()))
+        names = name_some(content)
+        if prefix_of_name:  # such as a model and the moving average of its weights
+            names = f"several models, {name_some(prefix_of_name)}: save one alone"
+        expected = f"expected {' or '.join(anchors)} among the tensors"
+        raise ValueError(f"no {self.facts['title']}: {expected}, found {names}")
 
     def translate(self, content: Mapping[str, Any], notes: list[str]) -> Tensors:
         """Tensors under the encoder's names."""
@@ -111,8 +130,10 @@ class Conversion(Settings):
             counts = name.endswith("num_batches_tracked")
             if not counts and not value.is_floating_point():
                 raise ValueError(f"{name} is of type {value.dtype}: expected floating point")
+            # At once: they would show as captions without a score, in each later run.
             if not bool(torch.isfinite(value).all()):
                 raise ValueError(f"{name} holds NaN or infinite values: the checkpoint is broken")
+            # float16 fits float32 exactly, in which scores are computed unless the user asks otherwise.
             dtype = value.dtype if self.keeps_type else torch.float32
             tensor = value.detach().to(torch.int64 if counts else dtype).contiguous()
             # A slice of a larger buffer could not be saved under two names.
@@ -131,6 +152,7 @@ class Conversion(Settings):
         config: dict[str, Any] = filled(self.facts.get("config", {}), shapes, self.settings(notes))
         for name, (part, head_width) in self.facts.get("heads", {}).items():
             sizes = config["architecture"][part] if part else config["architecture"]
+            # The heads share one matrix, whose shape is the same for any number of them.
             heads = heads_of(sizes["hidden_size"], getattr(self, name), head_width, name)
             sizes["num_attention_heads"] = heads
         return config
@@ -150,33 +172,47 @@ class Conversion(Settings):
         """Config and tensors, once names and shapes are exactly those of the model."""
         config = {"format": 1, "encoder": self.encoder, **config}
         expected = empty(config).state_dict()
-        counters = [name for name in expected.keys() - tensors if name.endswith("num_batches_tracked")]
+        counters: Tensors = {}
+        for name in expected.keys() - tensors:
+            if name.endswith("num_batches_tracked"):  # which PyTorch has had since 0.4.1
+                counters[name] = torch.zeros((), dtype=torch.int64)
         if counters:
-            tensors = tensors | {name: torch.zeros((), dtype=torch.int64) for name in counters}
+            tensors = tensors | counters
             notes.append(
                 f"{len(counters)} BatchNorm counters were missing and set to 0, which moves no score"
             )
+        # A scale of one number is saved as () by some versions of a release, and as (1,) by others.
         for name, parameter in expected.items():
             if parameter.ndim == 0 and name in tensors and tensors[name].shape == (1,):
                 tensors[name] = tensors[name].reshape(())
         with self.naming(files):
-            if problems := tensor_problems(expected, tensors):
+            problems = tensor_problems(expected, tensors)
+            if problems:
                 raise ValueError(f"not a complete {self.facts['title']}: {'; '.join(problems)}")
-        about = ({"file": p.name, "size": p.stat().st_size, "sha256": sha256_of(p)} for p in files)
-        first, *beside = about
-        path = f"/{files[0].absolute().as_posix()}"
-        listed = next((entry for entry in WEIGHTS if entry.is_released_as(path)), None)
-        stated = self.licence or (listed and listed.licence) or self.facts.get("licence")
-        source = {
-            "name": self.source or _ENDINGS.sub("", files[0].name),
-            "url": self.url or (listed and listed.original),
-            **first,
-            **({"beside": beside} if beside else {}),
-            "licence": stated or LICENCE_NOT_STATED,
-            "notes": notes,
-        }
+        config["source"] = self._source(files, notes)
         ordered = {name: tensors[name] for name in expected}
-        return Release({**config, "source": source}, ordered, list(notes))
+        return Release(config, ordered, list(notes))
+
+    def _source(self, files: Sequence[Path], notes: list[str]) -> dict[str, Any]:
+        """The `source` of a config: where the weights are from, and under which licence."""
+        path = f"/{files[0].absolute().as_posix()}"
+        listed = [entry for entry in WEIGHTS if entry.is_released_as(path)]
+        url = self.url
+        licence = self.licence
+        if listed:
+            url = url or listed[0].original
+            licence = licence or listed[0].licence
+        files_with_digests = []
+        for file in files:
+            digest = sha256_of(file)
+            files_with_digests.append({"file": file.name, "size": file.stat().st_size, "sha256": digest})
+        first, *beside = files_with_digests
+        source: dict[str, Any] = {"name": self.source or _ENDINGS.sub("", files[0].name), "url": url, **first}
+        if beside:
+            source["beside"] = beside
+        source["licence"] = licence or self.facts.get("licence") or LICENCE_NOT_STATED
+        source["notes"] = notes
+        return source
 
     @contextmanager
     def naming(self, files: Sequence[Path]) -> Iterator[None]:
@@ -197,21 +233,26 @@ def renamed(name: str, names: Mapping[str, str]) -> str:
     >>> renamed("blocks.3.norm1.bias", {r"^blocks\\.": "layers.", r"\\.norm(\\d)\\.": r".layer_norm\\1."})
     'layers.3.layer_norm1.bias'
     """
-    for pattern, replacement in names.items():
+    for pattern, replacement in names.items():  # in the order of the table: later rules see earlier changes
         name = re.sub(pattern, replacement, name)
     return name
 
 
 def joined(content: Mapping[str, Any]) -> dict[str, Any]:
     """The same tensors, with transformers' query, keys and values of an attention as one, `self_attn.qkv`."""
+    # layers.0.self_attn.q_proj.weight (d, d)
+    # layers.0.self_attn.k_proj.weight (d, d)  ->  layers.0.self_attn.qkv.weight (3 d, d): one product
+    # layers.0.self_attn.v_proj.weight (d, d)
     parts: dict[str, dict[str, Any]] = {}
     tensors = dict(content)
     for name in content:
-        if part := _ATTENTION.fullmatch(name):
-            parts.setdefault(f"{part[1]}qkv.{part[3]}", {})[part[2]] = tensors.pop(name)
+        match = _ATTENTION.fullmatch(name)
+        if match is not None:
+            joined_name = f"{match[1]}qkv.{match[3]}"
+            parts.setdefault(joined_name, {})[match[2]] = tensors.pop(name)
     for name, three in parts.items():
         if len(three) == 3:  # otherwise the whole is missing, and reported so
-            tensors[name] = torch.cat([three[part] for part in "qkv"])
+            tensors[name] = torch.cat([three["q"], three["k"], three["v"]])
     return tensors
 
 
@@ -223,7 +264,8 @@ def filled(value: Any, shapes: Shapes, settings: Mapping[str, Any] = {}) -> Any:
         return [filled(part, shapes, settings) for part in value]
     if not isinstance(value, str):
         return value
-    if size := re.fullmatch(r"(.*)\[(\d)\]( - 1)?", value):
+    size = re.fullmatch(r"(.*)\[(\d)\]( - 1)?", value)
+    if size is not None:  # `name[1] - 1`: an axis of a tensor, less one where it holds the class token
         return shapes[size[1]][int(size[2])] - bool(size[3])
     return count_blocks(shapes, value) if r"(\d+" in value else settings.get(value, value)
 
@@ -247,13 +289,17 @@ def tensor_problems(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor
             misshapen.append(f"{name} {tuple(tensor.shape)} instead of {tuple(parameter.shape)}")
         if parameter.is_floating_point() and not tensor.is_floating_point():
             integers.append(name)
-    problems = {
+    names_of_problem = {
         "are missing": missing,
         "are not part of the architecture": unknown,
         "have another shape": misshapen,
         "do not hold floating-point numbers": integers,
     }
-    return [f"{len(names)} tensors {what}: {name_some(names)}" for what, names in problems.items() if names]
+    problems = []
+    for problem, names in names_of_problem.items():
+        if names:
+            problems.append(f"{len(names)} tensors {problem}: {name_some(names)}")
+    return problems
 
 
 def clip_preprocessing(image_size: int) -> dict[str, Any]:
@@ -264,7 +310,12 @@ def clip_preprocessing(image_size: int) -> dict[str, Any]:
 
 def count_blocks(shapes: Shapes, pattern: str) -> int:
     """The number of values that the group of a pattern has in the names that it begins."""
-    return len({block[1] for name in shapes if (block := re.match(pattern, name))})
+    blocks = set()
+    for name in shapes:
+        match = re.match(pattern, name)
+        if match is not None:
+            blocks.add(match[1])
+    return len(blocks)
 
 
 def side_of(positions: int, name: str) -> int:
@@ -303,6 +354,7 @@ class BertConversion(Conversion):
         file = expanded_path(self.vocabulary)
         words = read_words(file)
         notes.append(f"words: {file.name}, sha256 {sha256_of(file)[:12]}...")
+        # BLIP-2 was trained with one word more than its BERT has, behind all others.
         if added and len(words) == rows - 1 and added not in words:
             words.append(added)
         if len(words) != rows:

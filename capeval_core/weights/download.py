@@ -32,7 +32,7 @@ _HUB_FILE = re.compile(
     rf"{HUB}(?P<kind>spaces/|datasets/)?(?P<repository>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)"
 )
 _KINDS = {"spaces/": "space", "datasets/": "dataset"}
-_BUSY = (408, 425, 429, 500, 502, 503, 504)
+_BUSY = (408, 425, 429, 500, 502, 503, 504)  # statuses for which a later request may succeed
 _CHUNK = 1 << 16  # small enough that a slow connection loses no second of work
 _PAGE_BYTES = 1 << 17  # of a page, of which only the title and known sentences matter
 _REDIRECTS = 10
@@ -100,6 +100,7 @@ def download_file(
         try:
             if hub_file is not None:
                 return _download_from_hub(hub_file)
+            # It is named for the Hub, and whoever sets it means the whole network.
             if offline():
                 raise _RefusedError("HF_HUB_OFFLINE is set")
             _download_from_web(address, file, path)
@@ -128,7 +129,7 @@ def _download_from_hub(hub_file: re.Match[str]) -> Download:
         if getattr(error, "errno", None) == errno.ENOSPC:
             raise DownloadError(f"{name}: the disk of the cache of huggingface_hub is full") from error
         raise _RefusedError(reason(error)) from error
-    # In its cache a file lies in a folder that is named by the commit.
+    # In its cache a file lies in a folder that is named by the commit, which a lock is to name.
     commit = path.parts[-1 - len(Path(name).parts)]
     return Download(path, f"{HUB}{kind}{repository}/resolve/{commit}/{name}")
 
@@ -165,6 +166,7 @@ def _download_from_web(address: str, file: ReleaseFile, path: Path) -> None:
                 if seconds is None:
                     raise _RefusedError(str(interruption)) from interruption
                 time.sleep(seconds if interruption.seconds is None else interruption.seconds)
+    # Under its name only when it is whole: whoever finds it need not ask.
     partial.replace(path)
 
 
@@ -175,6 +177,7 @@ def _resume(session: requests.Session, address: str, file: ReleaseFile, partial:
     # Bytes are wanted as they are, so that they can be counted and continued.
     headers = {"Accept-Encoding": "identity"}
     if start and version.validator is not None:
+        # If-Range: where the file changed meanwhile, the whole new one comes instead of the wrong end.
         headers["Range"] = f"bytes={start}-"
         headers["If-Range"] = version.validator
     with _answer(session, address, headers) as answer:
@@ -203,6 +206,7 @@ def _resume(session: requests.Session, address: str, file: ReleaseFile, partial:
 def _answer(session: requests.Session, address: str, headers: dict[str, str]) -> Iterator[requests.Response]:
     """The answer of a server at the end of its redirections."""
     try:
+        # Followed by hand, since `requests` would follow from https to http.
         for _ in range(_REDIRECTS):
             with closing(_get(session, address, headers)) as answer:
                 if not answer.is_redirect:
@@ -219,6 +223,7 @@ def _answer(session: requests.Session, address: str, headers: dict[str, str]) ->
     except requests.exceptions.Timeout as error:
         raise _InterruptedError(f"nothing came for {LIMITS.download_seconds:g} seconds") from error
     except requests.exceptions.ConnectionError as error:
+        # urllib3's reasons are in words alone; those of the resolver differ by system.
         deepest = _deepest(error)
         if "timed out" in deepest.lower():
             raise _InterruptedError(f"nothing came for {LIMITS.download_seconds:g} seconds") from error
@@ -277,6 +282,7 @@ def _is_page(answer: requests.Response) -> bool:
 def _summary_of_page(answer: requests.Response) -> str:
     """What a page says: that a quota is used up, that it wants a login, or its title."""
     text = next(answer.iter_content(_PAGE_BYTES), b"").decode("utf-8", "replace")
+    # Google Drive gives a file so many times a day, and then this page with status 200.
     if re.search("quota exceeded|too many users have viewed or downloaded", text, re.IGNORECASE):
         return "the daily quota of this file is used up: try again tomorrow"
     element = re.search(r"<title[^>]*>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
@@ -288,7 +294,8 @@ def _summary_of_page(answer: requests.Response) -> str:
 
 def _printable(text: str) -> str:
     """A text of a server in one line, without characters that would control a terminal."""
-    return "".join(filter(str.isprintable, " ".join(text.split())))
+    in_one_line = " ".join(text.split())
+    return "".join(filter(str.isprintable, in_one_line))
 
 
 def _retry_after(value: str) -> float | None:
@@ -307,6 +314,7 @@ def _version_of(answer: requests.Response, address: str) -> _Version:
     length = answer.headers.get("Content-Length", "")
     size = int(length) if re.fullmatch("[0-9]{1,18}", length) else None
     validator = answer.headers.get("ETag", "")
+    # Without either nothing shows that a later answer continues this file: it begins anew.
     if not validator or validator.startswith("W/"):  # a weak ETag names no bytes
         validator = answer.headers.get("Last-Modified", "")
     return _Version(address, validator or None, size)
@@ -348,6 +356,7 @@ def _append(
     most = most_bytes(file)
     count = start
     try:
+        # The version before its bytes: after a kill these are never continued as those of another one.
         write_whole(_version_file(partial), json.dumps(asdict(version)))
         with (
             partial.open("ab" if start else "wb", buffering=0) as target,
@@ -360,6 +369,7 @@ def _append(
                     raise _RefusedError("it answers with a page, not with the file")
                 count += len(piece)
                 if count > most:
+                    # An address may serve bytes without end; those of another file are not kept.
                     target.truncate(0)
                     raise _RefusedError(f"it is longer than {most:,} bytes: it is not {file.name}")
                 target.write(piece)
@@ -380,6 +390,7 @@ def _begins_page(piece: bytes) -> bool:
 def check_room(folder: Path, start: int, size: int | None) -> None:
     """Refuse a file of which `start` bytes are there and the others do not fit on the disk, by how much."""
     folder.mkdir(parents=True, exist_ok=True)
+    # Before the first byte: a disk that is full after an hour stops everything else on this machine, too.
     free = shutil.disk_usage(folder).free
     missing = 0 if size is None else size - start - free
     if missing > 0:
@@ -416,5 +427,6 @@ def _deepest(error: BaseException) -> str:
     while cause is not None:
         error = cause
         arguments = [*error.args, getattr(error, "reason", None)]
-        cause = next((argument for argument in arguments if isinstance(argument, BaseException)), None)
+        causes = [argument for argument in arguments if isinstance(argument, BaseException)]
+        cause = causes[0] if causes else None
     return _printable(str(error))[:200] or type(error).__name__

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +80,7 @@ class WeightsFolder:
 
     def verify(self) -> None:
         """Refuse a file of tensors that does not have the checksum; what was read is remembered."""
+        # Gigabytes are hashed once per file and not at each start.
         checksum = file_checksum(self.tensor_file)
         if checksum != self.checksum:  # or what is remembered is wrong
             checksum = sha256_of(self.tensor_file)
@@ -136,6 +138,7 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
     path = expanded_path(name)
     if name == "tiny":
         return read_folder(TINY / tiny, "tiny")
+    # A folder before a Hub id of the same name: what lies here is what the user sees.
     if name and path.is_dir():
         return read_folder(path, path.resolve().name, metric)
     if path.is_file():
@@ -145,6 +148,7 @@ def open_weights(weights: str | os.PathLike[str], *, metric: str, tiny: str) -> 
         problem = f"is neither {expected}{_did_you_mean(name, metric)}"
         raise wrong_option("weights", name, problem, kind=WeightsError)
 
+    # Never tiny or a plain CLIP instead: a number would come out, and nobody would ask from what.
     def unavailable(repository: str, reason: str) -> Exception:
         tiny = setting("weights", "tiny", "pass ")
         fix = f"To try the library without real weights, {tiny} (trained on synthetic scenes only)."
@@ -182,8 +186,13 @@ def _how_to_convert(file: Path, metric: str) -> str:
     if entry is not None:
         command = f"capeval fetch {entry.folder} --from {quoted}"
         return f"convert it with `{command}` and {setting('weights', entry.folder, 'pass ')}"
-    settings = {(name, value): None for entry in weights_of(metric) for name, value in entry.settings.items()}
-    flags = " or ".join(f"`--{name} {value}`" for name, value in settings)
+    settings: list[str] = []
+    for entry in weights_of(metric):
+        for name, value in entry.settings.items():
+            flag = f"`--{name} {value}`"
+            if flag not in settings:
+                settings.append(flag)
+    flags = " or ".join(settings)
     more = f", with {flags} if it says that this is needed," if flags else ""
     return f"convert it with `capeval convert {metric} {quoted} --out FOLDER`{more} and pass the folder"
 
@@ -219,6 +228,7 @@ def _did_you_mean(name: str, metric: str) -> str:
     def plain(text: str) -> str:
         return re.sub(r"patch|[^a-z0-9]", "", re.sub("(b)ase|(l)arge", r"\1\2", text.lower()))
 
+    # `ViT-B/32`, `vit_base_patch32` and `vit-b-32` are one: papers, timm and Hub ids spell it differently.
     names = {"tiny": "tiny"}  # of weights, by what they are called in plain letters
     for entry in weights_of(metric):
         names.setdefault(plain(entry.folder), entry.name)
@@ -226,8 +236,10 @@ def _did_you_mean(name: str, metric: str) -> str:
     last_part = plain(name.rpartition("/")[2])
     close: list[str] = []
     for text in (plain(name), last_part):
-        if len(text) > 3:
-            close += [letters for letters in names if text in letters]
+        if len(text) > 3:  # `vit` alone is in the name of nearly all
+            for letters in names:
+                if text in letters:
+                    close.append(letters)
     close += difflib.get_close_matches(last_part, names, n=1)
     return f": did you mean {names[close[0]]!r}?" if close else ""
 
@@ -239,13 +251,15 @@ def read_folder(path: Path, name: str, metric: str = "", revision: str | None = 
     config_file = OPEN_CLIP_CONFIG if of_open_clip else CONFIG
     tensor_file = OPEN_CLIP_TENSORS if of_open_clip else TENSORS
     with naming_weights(name):
+        # From the cheap to the costly: a wrong folder is refused before gigabytes are hashed.
         if not (path / config_file).exists():
-            content = sorted(file.name for file in path.iterdir()) if path.is_dir() else []
+            content = sorted(os.listdir(path)) if path.is_dir() else []  # noqa: PTH208
             names = ", ".join(content[:5]) or "nothing"
             raise WeightsError(f"{path} has no {CONFIG} (it holds {names}): {from_convert}")
         config = read_config(path / config_file)
-        takes_clip = any(entry.network == "clip" for entry in weights_of(metric))
-        if config.get("model_type") == "clip" and takes_clip:
+        networks = [entry.network for entry in weights_of(metric)]
+        # Their tensors have other names, and what these do not show, heads and activation, are flags there.
+        if config.get("model_type") == "clip" and "clip" in networks:
             advice = _how_to_convert_clip(path, config, metric)
             raise WeightsError(f"a CLIP in transformers' format: {advice}")
         if not of_open_clip and config.get("format") != 1 and config.get("model_type") != "blip-2":
@@ -253,6 +267,7 @@ def read_folder(path: Path, name: str, metric: str = "", revision: str | None = 
             raise WeightsError(f"{problem}: {from_convert}{_did_you_mean(name, metric)}")
         if not (path / tensor_file).is_file():
             raise WeightsError(f"{path} has no {tensor_file}: {_AGAIN}")
+        # open_clip's repositories state none: they are compared by the lock.
         stated = _stated_checksums(config).get(tensor_file)
         # Tensors are read where they are needed: kept rows of these weights are recognised without.
         checksum = file_checksum(path / tensor_file) if stated is None else str(stated)
@@ -261,7 +276,9 @@ def read_folder(path: Path, name: str, metric: str = "", revision: str | None = 
 
 def config_checksum(config: dict[str, Any]) -> str:
     """sha256 of a config without this sum itself."""
-    sums = {name: value for name, value in config.get("checksum", {}).items() if name != CONFIG}
+    sums = dict(config.get("checksum", {}))
+    sums.pop(CONFIG, None)
+    # Of the content and not of the file: an editor may write it with other blanks.
     text = json.dumps({**config, "checksum": sums}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -296,12 +313,14 @@ def file_checksum(path: Path) -> str:
     stat = path.stat()
     if time.time() - max(stat.st_mtime, stat.st_ctime) < LIMITS.settled_seconds:
         return sha256_of(path)
+    # The time of change (ctime) shows what was copied over with its old time of modification.
     identity = [path.resolve(), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
     key = hashlib.sha256(repr(identity).encode("utf-8", "surrogateescape")).hexdigest()
     note = cache_home() / "checksums" / key
     with suppress(OSError, ValueError):
-        if re.fullmatch(r"[0-9a-f]{64}", checksum := note.read_text(encoding="ascii")):
-            return checksum
+        noted_checksum = note.read_text(encoding="ascii")
+        if re.fullmatch(r"[0-9a-f]{64}", noted_checksum):
+            return noted_checksum
     checksum = sha256_of(path)
     with suppress(OSError):  # a read-only home costs a second hashing, nothing else
         note.parent.mkdir(parents=True, exist_ok=True)
@@ -320,9 +339,10 @@ def read_words(file: Path) -> list[str]:
     try:
         text = file.read_text(encoding="utf-8")
         if file.name != TOKENIZER:
+            # Not splitlines, for which other characters end a line, too: a word each in large vocabularies.
             return text.removesuffix("\n").split("\n")
         words = json.loads(text)["model"]["vocab"]
-        return sorted(words, key=words.__getitem__)
+        return sorted(words, key=words.__getitem__)  # by their ids
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightsError(f"{file} cannot be read ({error}): it holds the words of the token ids") from error
 
@@ -362,7 +382,8 @@ def open_foreign(
         name = model.partition("@")[0]
         commit = path.name
     for patterns in required:
-        if not any(file.is_file() for pattern in patterns for file in path.glob(pattern)):
+        files_of_patterns = chain.from_iterable(map(path.glob, patterns))
+        if not any(map(Path.is_file, files_of_patterns)):
             raise WeightsError(
                 f"{what} {name!r} has no {' or '.join(patterns)} in {path}: pass a folder in "
                 f"transformers' format with safetensors, such as {default} from the Hub.{without}"
@@ -382,7 +403,7 @@ def open_foreign_weights(
         model, what, ["*config.json"], [[CONFIG], [TENSORS]], default=default, without=without
     )
     config = read_config(path / CONFIG)
-    converted = config.get("format") == 1
+    converted = config.get("format") == 1  # by `capeval convert`, whose configs say so
     kind = config.get("encoder" if converted else "model_type")
     if kind != model_type:
         expected = f"expected {model_type!r}, such as {default}"

@@ -27,6 +27,8 @@ def failures() -> tuple[type[Exception], ...]:
     """Errors that huggingface_hub raises when a request fails, with any HTTP client or behind a portal."""
     from huggingface_hub.errors import HfHubHTTPError
 
+    # Its bases are the errors of requests, or of httpx since 1.0. A portal answers a page where JSON is
+    # expected; httpx raises RuntimeError for a client that was closed.
     return (OSError, *HfHubHTTPError.__bases__, json.JSONDecodeError, RuntimeError)
 
 
@@ -57,6 +59,7 @@ def download(
 
     repository, _, revision = name.partition("@")
 
+    # With a timeout: the client would wait for a silent server for ever.
     def newest() -> str:
         about = HfApi().repo_info(
             repository,
@@ -87,6 +90,7 @@ def download(
                     return path  # a commit does not change
         try:
             commit = patiently(newest)
+        # An answer, unlike silence: an old copy in the cache would hide that the repository is gone.
         except (errors.DisabledRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
             raise
         except failures() as failed:
@@ -96,6 +100,7 @@ def download(
                 raise failed from None
             # A commit may be shortened, as signatures show it.
             pinned = re.fullmatch(r"[0-9a-f]{7,40}", revision) and path.name.startswith(revision)
+            # Whoever names a commit, or works offline on purpose, need not be told that it may be old.
             expected = pinned or isinstance(failed, errors.OfflineModeIsEnabled)
             version = (repository, path.name)
             if not expected and version not in _WARNED:
@@ -136,11 +141,12 @@ def patiently(call: Callable[[], T]) -> T:
             if status_of(error) not in _BUSY:
                 raise
         time.sleep(seconds)
-    return call()
+    return call()  # the last time, whose error is the user's
 
 
 def status_of(error: BaseException | None) -> int | None:
     """The HTTP status behind an error, None where there was no answer."""
+    # The client wraps errors of requests in errors of its own, some of which have no response.
     while error is not None:
         response = getattr(error, "response", None)
         if response is not None:

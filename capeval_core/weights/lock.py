@@ -38,7 +38,7 @@ class LockedFile:
 
     def __post_init__(self) -> None:
         # Files of a lock are edited by hand and merged; a cut digest would be compared as if it were whole.
-        if not all(isinstance(value, str) for value in asdict(self).values()):
+        if set(map(type, asdict(self).values())) != {str}:
             raise TypeError(f"{self.name!r} has a value that is not a text")
         if not re.fullmatch("[0-9a-f]{64}", self.sha256):
             raise ValueError(f"{self.sha256!r} of {self.name!r} is not a sha256 of 64 digits")
@@ -99,10 +99,12 @@ def noted_digests(path: Path) -> dict[str, str]:
 def write_lock(path: Path, files: Iterable[LockedFile]) -> None:
     """Write a lock, whole or not at all."""
     tables = []
+    # Sorted, so that a lock under version control differs by the lines that changed.
     for file in sorted(files, key=lambda file: file.name):
         lines = [f"{key} = {_quoted(value)}" for key, value in asdict(file).items()]
         tables.append("\n".join(["[[file]]", *lines]))
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Whole: a lock that was cut off by a kill would know fewer files, and trust the others as new.
     write_whole(path, "\n".join([_HEAD, "\n\n".join(tables), ""]))
 
 
@@ -138,6 +140,7 @@ def compare(files: Sequence[LockedFile], stated: Mapping[str, str], checks: Chec
         WeightsError: another digest; or none is known, and only known ones are wanted.
     """
     noted = noted_digests(checks.lock_file)
+    # All of them first: with --locked nothing is said of one file while another one is unknown.
     refuse_unknown([file.name for file in files], noted | dict(stated), checks)
     for file in files:
         problem = f"{file.name} from {file.address} has sha256 {file.sha256}"
@@ -154,9 +157,11 @@ def note_files(files: Sequence[LockedFile], checks: Checks) -> None:
     """Note files in a lock that does not have them yet, or anew, without losing what other processes add."""
     path = checks.lock_file
     noted = noted_digests(path)
-    if not checks.update and all(file.name in noted for file in files):
+    # Nothing is written where nothing is new: the folder of a project may be read-only.
+    if not checks.update and noted.keys() >= {file.name for file in files}:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Read again behind the guard: another process may have noted files meanwhile.
     with FileLock(path.with_name(f".{path.name}.guard")):
         content = read_lock(path)
         today = f"{datetime.now(UTC):%Y-%m-%d}"
@@ -173,6 +178,7 @@ def check_repository(entry: WeightsEntry, commit: str | None, tensors: Path, che
     """The file of tensors of a listed repository at a commit, compared with its known digest and noted."""
     name = f"{entry.repository}/{tensors.name}"
     file = LockedFile(name, f"{HUB}{entry.repository}/tree/{commit}", file_checksum(tensors))
+    # A commit does not vouch for its files: whoever owns the repository can make another one.
     stated = {} if entry.sha256 is None else {name: entry.sha256}
     compare([file], stated, checks)
     note_files([file], checks)

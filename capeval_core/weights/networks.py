@@ -27,10 +27,14 @@ class NetworkFacts:
 
 
 def _facts(row: Mapping[str, Any]) -> NetworkFacts:
-    names = {"converted_as", "purpose", "command", "tiny", "signs", "hidden"}
-    common = {name: value for name, value in row.items() if name in names}
-    release = {name: value for name, value in row.items() if name not in {"class", *names}}
-    return NetworkFacts(class_=row["class"], release=release, **common)
+    common: dict[str, Any] = {"class_": row["class"]}  # `class` is a word of Python
+    release: dict[str, Any] = {}
+    for name, value in row.items():
+        if name in ("converted_as", "purpose", "command", "tiny", "signs", "hidden"):
+            common[name] = value
+        elif name != "class":
+            release[name] = value
+    return NetworkFacts(release=release, **common)
 
 
 NETWORKS: Mapping[str, NetworkFacts] = {name: _facts(row) for name, row in _TABLES.items()}
@@ -41,6 +45,7 @@ PARTS = {facts.converted_as: name for name, facts in NETWORKS.items() if facts.p
 
 def kind_of(config: Mapping[str, Any]) -> str:
     """The network that a config is of: its `encoder`, or the one with most signs in another format."""
+    # The most signs count: a SigLIP's config has all that a CLIP's of open_clip has, and more.
     kind = str(config.get("encoder"))
     most_signs = 0
     for name, facts in NETWORKS.items():
@@ -50,7 +55,7 @@ def kind_of(config: Mapping[str, Any]) -> str:
     return kind
 
 
-def _has(config: Any, sign: str) -> bool:
+def _has(config: object, sign: str) -> bool:
     """Whether a config has something under a dotted key, or the very value of `key=value`."""
     key, _, value = sign.partition("=")
     for part in key.split("."):

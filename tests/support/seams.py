@@ -58,7 +58,7 @@ from capeval_core.replay import variants
 from capeval_core.reports.figures import draw_histogram
 from capeval_core.scores.box_metrics import FirstBoxes
 from capeval_core.scores.eco import EcoOptions, Ranking
-from capeval_core.store import Kept
+from capeval_core.store import TableStore
 from capeval_core.training import negatives, tags
 from capeval_core.training.augmentation import Positive, table_of
 from capeval_core.training.pacs import info_nce
@@ -457,7 +457,7 @@ def write_positives(folder: Path, positives: Sequence[tuple[Any, ...]], settings
     for kind in ("caption", "image"):
         own = [Positive(*rest, made_with="{}") for one, *rest in positives if one == kind]
         if own:
-            kept = Kept(folder / f"{kind}s", settings, "out")
+            kept = TableStore(folder / f"{kind}s", settings, "out")
             kept.append(table_of(own))
             kept.flush()
 

@@ -22,7 +22,7 @@ from typing import Any
 from PIL import Image
 
 from capeval_core.errors import InputError, Problem, Problems, at
-from capeval_core.inputs.images import FORMATS, Visual, refused
+from capeval_core.inputs.images import FORMATS, Visual, image_error
 from capeval_core.inputs.samples import Samples, argument_of
 from capeval_core.integrations.rewards import without_reasoning
 from capeval_core.integrations.serving.flags import flags_of
@@ -50,7 +50,7 @@ class RefusedError(Exception):
 def refusal_of(error: Exception) -> RefusedError:
     """The answer to a request whose input a metric refuses: each problem with its place."""
     problems = [
-        {"where": problem.where, "problem": problem.found, "fix": problem.fix}
+        {"where": problem.where, "problem": problem.text, "fix": problem.fix}
         for problem in getattr(error, "problems", [])
     ]
     return RefusedError(422, str(error), problems=problems)
@@ -98,12 +98,12 @@ def check_size(content: bytes) -> None:
         with Image.open(io.BytesIO(content), formats=FORMATS) as header:
             width, height = header.size
     except Image.DecompressionBombError:
-        raise refused("has more pixels than this server decodes", "scale it down") from None
+        raise image_error("has more pixels than this server decodes", "scale it down") from None
     except Exception:  # what cannot be opened is refused where it is decoded, with the reason
         return
     if width * height > LIMITS.page_image_pixels:
         problem = f"has {width * height:,} pixels, of which this server decodes {LIMITS.page_image_pixels:,}"
-        raise refused(problem, "scale it down")
+        raise image_error(problem, "scale it down")
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def check_shards(folder: str | PathLike[str]) -> ShardCheck:
         try:
             note = read_note(output, verify_rows=True)
         except FileError as error:
-            check.damaged[output.name] = error.problems[0].found
+            check.damaged[output.name] = error.problems[0].text
             if not isinstance(error, DamagedError):
                 check.foreign.append(output.name)
             continue

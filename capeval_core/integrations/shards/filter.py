@@ -160,7 +160,9 @@ def _check_target(target: Place, outputs: Sequence[Place], sources: Sequence[Pla
         first = addresses.setdefault(source.name, source.address)
         if first != source.address:
             problem = f"{first} and {source.address} would both be {source.name} in it"
-            raise wrong_option("output", target.address, problem, "filter the scores of one folder at a time")
+            raise wrong_option(
+                "output", target.address, problem, "filter the scores of one folder at a time", sentence=True
+            )
 
 
 def kept_uids(folder: str | PathLike[str], rule: Rule) -> Iterator[list[str]]:
@@ -201,7 +203,9 @@ def write_uids(folder: str | PathLike[str], file: str | PathLike[str], rule: Rul
                 halves.append((int(uid[:16], 16), int(uid[16:], 16)))
             except ValueError:
                 problem = f"cannot hold the uid {uid[:60]!r}: DataComp's have 32 hexadecimal digits"
-                raise wrong_option("uids", place.address, problem, "name a .parquet file") from None
+                raise wrong_option(
+                    "uids", place.address, problem, "name a .parquet file", sentence=True
+                ) from None
     with place.whole() as partial, Path(partial).open("wb") as opened:
         np.save(opened, np.sort(np.array(halves, dtype="u8,u8")))
     return len(halves)
@@ -294,7 +298,7 @@ def _finished(target: Place, source: Place, rule: Rule, note: Mapping[str, Any])
     if differences:
         words = [f"{name}: {old!r} there, {new!r} now" for name, (old, new) in differences.items()]
         problem = f"was kept by another rule ({'; '.join(words)})"
-        raise file_error(kept_shard.address, problem, "choose another output")
+        raise file_error(kept_shard.address, problem, "choose another output", sentence=True)
     with kept_shard.reading():
         if not kept_shard.filesystem.exists(kept_shard.path):
             return None

@@ -39,7 +39,9 @@ def plan_shards(inputs: Sequence[str], output: str) -> list[PlannedShard]:
                 first = source_of.setdefault(target.address, source.address)
                 if first != source.address:
                     problem = f"{first} and {source.address} would both go to {target.name}"
-                    problems.add(Problem("input", problem, "give them other names, or run twice"))
+                    problems.add(
+                        Problem("input", problem, "give them other names, or run twice", sentence=True)
+                    )
     problems.raise_if_any()
     return [(source_of[target], target) for target in sorted(source_of)]
 
@@ -73,7 +75,9 @@ def _sources(pattern: str) -> list[Place]:
             matching = [files[place.path]] if place.path in files else []
         if not matching:
             named = "" if address == pattern else f" {address}"
-            problems.add(wrong_option("input", pattern, f"no file matches{named}", "check the path"))
+            problems.add(
+                wrong_option("input", pattern, f"no file matches{named}", "check the path", sentence=True)
+            )
         sources += matching
     problems.raise_if_any()
     return sources
@@ -110,7 +114,7 @@ def images_folder(images: str | PathLike[str]) -> Place:
     """The folder of images that a user names; FileError where this machine has no such folder."""
     place = Place.of("images", images)
     if place.is_local and not Path(place.path).is_dir():
-        raise file_error(place.address, "there is no such folder", "check the path")
+        raise file_error(place.address, "there is no such folder", "check the path", sentence=True)
     return place
 
 
@@ -142,7 +146,7 @@ def note_of_target(target: Place) -> dict[str, Any] | None:
     try:
         return read_note(target, verify_rows=True)
     except DamagedError as error:
-        warn(f"{target.address} {error.problems[0].found}: it is made again")
+        warn(f"{target.address} {error.problems[0].text}: it is made again")
         return None
 
 

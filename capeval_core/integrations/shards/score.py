@@ -169,7 +169,9 @@ def score_shard(
                 reused += count - count_scored
                 memory.add(count)
             if source_place.is_local and source_place.version() != version:
-                raise file_error(source_place.address, "changed while it was read", "score it again")
+                raise file_error(
+                    source_place.address, "changed while it was read", "score it again", sentence=True
+                )
             note["columns_read"] = {role: list(names) for role, names in shard.used.items()}
             note["unread"] = shard.unread
             note["failures"] = failures.rows

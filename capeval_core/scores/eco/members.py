@@ -145,7 +145,7 @@ def member_names(members: str | Sequence[str] | None, *, tiny: bool) -> list[str
     names = [str(name).strip() for name in members]
     if not names or not all(names):
         fix = f"expected one or more of {', '.join([*PRESETS, *NAMES])}, Hub ids or folders"
-        raise wrong_option("members", members, "it names none", fix)
+        raise wrong_option("members", members, "it names none", fix, sentence=True)
     return names
 
 
