@@ -108,7 +108,10 @@ def annotator_mean(
     by_row = np.asarray(ratings, dtype=np.float64)
     if digits is not None:
         x = np.round(x, digits)
-    mean = float(np.mean([coefficient(x, of_one).value for of_one in by_row.T]))
+    values = []
+    for ratings_of_annotator in by_row.T:
+        values.append(coefficient(x, ratings_of_annotator).value)
+    mean = float(np.mean(values))
     return mean if digits is None else round(mean, digits)
 
 
@@ -312,8 +315,9 @@ class WeightedRows:
     def _taus(self, weights: Integers) -> tuple[float, float]:
         """Kendall's tau-b and tau-c; NaN where undefined."""
         if math.prod(self._counts) > _CELLS + _CELLS_PER_ROW * len(self._cells):  # both have many values
-            repeated = [np.repeat(side, weights) for side in self.sides]
-            return COEFFICIENTS["tau_b"](*repeated).value, COEFFICIENTS["tau_c"](*repeated).value
+            scores = np.repeat(self.sides[0], weights)
+            ratings = np.repeat(self.sides[1], weights)
+            return kendall_tau_b(scores, ratings).value, kendall_tau_c(scores, ratings).value
         # A table of counts, scores by ratings: sums over it take less time than pairs of rows.
         counts = np.bincount(self._cells, weights, math.prod(self._counts)).reshape(self._counts)
         by_score = counts.sum(axis=1)

@@ -110,8 +110,9 @@ def _of_systems(path: Path, entries: Sequence[Any]) -> _File:
                 arrays[result["metric"]] += result["scores"]
     except (KeyError, TypeError) as error:
         raise file_error(path, f"is not a file of `capeval score --json` (no {error})") from error
-    if any(len(values) != len(ids) for values in [captions, *arrays.values()]):
-        raise file_error(path, "ids and scores are not equally many")
+    for column in (captions, *arrays.values()):
+        if len(column) != len(ids):
+            raise file_error(path, "ids and scores are not equally many")
     return _File(dict(arrays), ids, captions, systems if len(entries) > 1 else None)
 
 
@@ -141,9 +142,10 @@ def _score_columns(records: Records) -> list[str]:
     if VALUE in records.fields:
         return [VALUE]
     scores = names.levels("rating")[-1]
-    columns = [name for name in records.fields if names.plain(name) in scores]
-    if columns:
-        return columns[:1]
+    for name in records.fields:
+        if names.plain(name) in scores:
+            return [name]
+    columns = []
     for name in records.fields:
         has_role = names.is_rating(name)
         for role in ("id", "split", "system"):
@@ -207,7 +209,8 @@ def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
         of_pairs = isinstance(judged, PairedSet) and array.shape[1:] == (2,)
         if (array.ndim > 1 and not of_pairs) or counts != {array.size}:
             shape = " x ".join(f"{extent:,}" for extent in array.shape)
-            fix = f"{judged.name} has {' or '.join(f'{count:,}' for count in sorted(counts))} captions"
+            expected = " or ".join(f"{count:,}" for count in sorted(counts))
+            fix = f"{judged.name} has {expected} captions"
             problems.add(file_error(path, f"{shape} scores", fix, index=name))
             continue
         scores.setdefault(label, {})[scoring_name] = array.reshape(-1)
@@ -328,13 +331,16 @@ def join_ratings(
     dropped["scores without a rating"] = count - len(set(item))
     # Without ids every caption counts as of an image of its own: intervals take rows for independent.
     images = file.ids or [str(index) for index in range(count)]
-    items = Items([caption or "" for caption in file.captions or [""] * count], images)
+    captions_of_scores = [caption or "" for caption in file.captions or [""] * count]
+    columns = {}
+    for name in STATISTICS:
+        columns[name] = RatingColumn(name)
     judged = RatedSet(
         "own ratings",
-        (Scoring("", items),),
+        (Scoring("", Items(captions_of_scores, images)),),
         np.array(item, dtype=np.int64),
         {"rating": np.array(values, dtype=np.float64)},
-        {name: RatingColumn(name) for name in STATISTICS},
+        columns,
         systems=systems or None,
         dropped=dropped,
         notes=(*file.notes, rated.sentence(), *table.file.notes),

@@ -60,8 +60,9 @@ def plan(names: Sequence[str], *, only: str | Sequence[str] | None = None) -> li
         elif judged_set is not None:
             raise ValueError(f"{name}: {judged_set.advice()}")
         else:
-            weights = [entry.folder for entry in (*WEIGHTS, *PARTS, *DATA)]
-            names_here = [*metrics_with_weights(), *sets_on_the_hub(), *weights]
+            names_here = [*metrics_with_weights(), *sets_on_the_hub()]
+            for entry in (*WEIGHTS, *PARTS, *DATA):
+                names_here.append(entry.folder)
             raise ValueError(
                 f"unknown name {name!r}{did_you_mean(name, names_here)} (known: {', '.join(names_here)})"
             )

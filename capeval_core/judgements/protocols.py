@@ -402,11 +402,12 @@ class PairedSet(JudgedSet):
         runs = []
         for run, preferred in zip(scored, self.preferred, strict=True):
             runs.append(self._run(run.scores, preferred, resamples))
-        if self.by_scoring:
-            return {name: run["accuracy"] for name, run in zip(self.columns, runs, strict=True)}
         cells = {}
-        for name in self.columns:
-            cells[name] = _mean([run[name] for run in runs])
+        for place, name in enumerate(self.columns):
+            if self.by_scoring:
+                cells[name] = runs[place]["accuracy"]
+            else:
+                cells[name] = _mean([run[name] for run in runs])
         return cells
 
     def _sides(self, scores: Doubles, preferred: Sequence[int]) -> tuple[Doubles, Doubles]:
@@ -458,7 +459,10 @@ class PoolSet(JudgedSet):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return tuple(metric_class(name).title for name in _OF_CHOSEN)
+        titles = []
+        for name in _OF_CHOSEN:
+            titles.append(metric_class(name).title)
+        return tuple(titles)
 
     @property
     def clusters(self) -> list[str]:
@@ -471,13 +475,16 @@ class PoolSet(JudgedSet):
         images = np.asarray(items.images, dtype=object)[finite.index]
         rows = finite.groupby(images, sort=False).idxmax().tolist()  # the first of equal ones
         if not rows:
-            return {name: Cell(math.nan, 0, undefined="no candidate has a score") for name in self.columns}
+            return dict.fromkeys(self.columns, Cell(math.nan, 0, undefined="no candidate has a score"))
         references = items.references or []
         best = replace(items, references=references).take(rows)
-        system = SystemSet(self.name, tuple(Scoring(name, best) for name in self.columns))
+        scorings = []
         runs = []
-        for name in _OF_CHOSEN:
+        for column, name in zip(self.columns, _OF_CHOSEN, strict=True):
+            scorings.append(Scoring(column, best))
             result = load(name, empty="score").score(best.captions, references=best.references)
             corpus = result.mean if result.formula else None
             runs.append(Scored(np.array(result.scores, np.float64), corpus=corpus))
+        system = SystemSet(self.name, tuple(scorings))
+        # Resamples are of all pools: where one has no choice, rows and weights do not correspond.
         return system.cells(runs, resamples if len(rows) == len(self.clusters) else None)

@@ -257,7 +257,9 @@ def _rating_groups(records: Records) -> list[list[str]]:
         groups = [[name] for name in fields if names.plain(name) in level]
         if groups:
             # One column such as `score_1` beside `rating` is no family: it may number anything.
-            groups += [family for family in families.values() if len(family) > 1]
+            for columns in families.values():
+                if len(columns) > 1:
+                    groups.append(columns)
             return groups
     return list(families.values())
 
@@ -280,9 +282,11 @@ def _check_agreement(records: Records, groups: Sequence[Sequence[str]]) -> None:
                 means[",".join(group)] = float(np.mean(values))
         first = next(iter(means.values()), math.nan)
         # 1e-9: 3.7 - 3.65 is above 0.05 in float64 by its last bits.
-        differing = [name for name, mean in means.items() if abs(mean - first) > _ROUNDING + 1e-9]
-        if differing:
-            columns = [next(iter(means)), *differing]
+        columns: list[str] = []
+        for name, mean in means.items():
+            if not columns or abs(mean - first) > _ROUNDING + 1e-9:
+                columns.append(name)  # the first one, and those that differ from it
+        if len(columns) > 1:
             problem = (
                 f"has {' and '.join(map(repr, columns))}, which differ ({records.place(index)}): "
                 "which of them are the ratings?"
@@ -397,9 +401,15 @@ def _system_column(records: Records, options: RatingOptions) -> str | None:
         return options.system_column if has_path(records, options.system_column) else None
     columns = [name for name in records.fields if names.is_name(name, "system")]
     for name in columns[1:]:
-        pairs = {(str(row.get(columns[0])), str(row.get(name))) for row in records.rows}
-        of_first = {system for system, _ in pairs}
-        of_second = {system for _, system in pairs}
+        pairs = set()
+        of_first = set()
+        of_second = set()
+        for row in records.rows:
+            first = str(row.get(columns[0]))
+            second = str(row.get(name))
+            pairs.add((first, second))
+            of_first.add(first)
+            of_second.add(second)
         # `model` may be another spelling of `system`: then each name of the one has one name of the other.
         if len(pairs) > min(len(of_first), len(of_second)):
             fix = f"choose {setting('system_column', columns[0])} or {setting('system_column', name)}"
@@ -421,6 +431,10 @@ def warn_of_other_images(path: str | os.PathLike[str], judged: RatedSet) -> None
     images: dict[str, set[str]] = {}
     for system, image in zip(judged.systems or [], judged.clusters, strict=False):
         images.setdefault(system, set()).add(image)
-    different_sets = {frozenset(image_set) for image_set in images.values()}
-    if len(different_sets) > 1:
-        warn(f"{path}: systems are rated on different images, so their means compare different images, too")
+    rated_by_any = set(judged.clusters)
+    for rated_of_system in images.values():
+        if rated_of_system != rated_by_any:
+            warn(
+                f"{path}: systems are rated on different images, so their means compare different images, too"
+            )
+            return

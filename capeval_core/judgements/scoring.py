@@ -117,8 +117,10 @@ class SetScorer(NamedTuple):
         ready = prepared(self._with_folder(metric, name), samples)
         result = ready.combine(ready.encode_all(samples, progress=self.progress))
         if isinstance(metric, Reranker):  # scores are of the chosen candidate of each pool
-            choices = zip(samples.starts, result.parts["choice"], strict=True)
-            rows = [rows[start + choice] for start, choice in choices]
+            choices = []
+            for start, choice in zip(samples.starts, result.parts["choice"], strict=True):
+                choices.append(rows[start + choice])
+            return result, choices
         return result, rows
 
     def _samples(
@@ -165,8 +167,12 @@ class SetScorer(NamedTuple):
 def _with_references(metric: CaptionMetric, rows: pa.Table, positions: Sequence[Sequence[int]]) -> pa.Table:
     """Rows with only some of their references, by positions for each index."""
     # By index: rows that are read from a folder come in the order in which they were written.
-    of_rows = [positions[index] for index in rows["index"].to_pylist()]
-    columns: dict[str, list[object]] = {"references": [len(places) for places in of_rows]}
+    of_rows = []
+    counts: list[object] = []
+    for index in rows["index"].to_pylist():
+        of_rows.append(positions[index])
+        counts.append(len(positions[index]))
+    columns = {"references": counts}
     for name in metric.reference_columns:
         columns[name] = []
         for values, places in zip(rows[name].to_pylist(), of_rows, strict=True):

@@ -458,11 +458,10 @@ def load_own(data: str | Path, options: RatingOptions | None = None, visuals: Pa
         files = []
         for name in OWN_FILES:
             if (folder / name).is_file():
-                files.append(folder / name)
+                files.append(name)
         if len(files) > 1:
-            names_of_files = " and ".join(file.name for file in files)
-            raise file_error(folder, f"holds {names_of_files}", "name one of them with --data")
-        path = files[0]
+            raise file_error(folder, f"holds {' and '.join(files)}", "name one of them with --data")
+        path = folder / files[0]
     rated = read_ratings(path, options)
     table = rated.table
     find = None if visuals is None else Folder(visuals).find
@@ -638,7 +637,9 @@ def _pascal50s(
     if draws == "fixed":
         positions_of_draws = [_indices(path, load_json(path), references)]
     elif path.exists():
-        positions_of_draws = [_indices(path, draw, references) for draw in load_json(path)]
+        positions_of_draws = []
+        for draw in load_json(path):
+            positions_of_draws.append(_indices(path, draw, references))
     else:
         positions_of_draws = _drawn(references)
     labelled = np.flatnonzero(pd.Series(_column(rows, labels), dtype=object).isin(["a", "b"]))
@@ -676,7 +677,7 @@ def _abstract50s(entry: SetEntry, folder: Path, rows: pd.DataFrame) -> PairedSet
             if len(labels) != len(rows) or not set(labels) <= {"b", "c"}:
                 problem = f"has {len(labels)} labels, expected b or c for each of {len(rows)} pairs"
                 raise file_error(path, problem)
-            preferred.append([int(label == "c") for label in labels])
+            preferred.append((np.array(labels) == "c").astype(int).tolist())
     else:
         # Pair by pair: they may have unequally many votes.
         signs = np.array([int(majority(votes)) for votes in rows.votes])
@@ -803,8 +804,12 @@ def read_judgements(path: Path) -> Judgements:
     table = rated.table
     problems = Problems()
     ids = table.ids()
+    images: list[str] = []
+    captions: list[str] = []
     scores: list[float] = []
     for index, caption in enumerate(table.captions):
+        images.append(str(ids[index]))
+        captions.append(str(caption))
         values = rated.values[index]
         scores.append(float(values.mean()) if len(values) else math.nan)
         lacking = ""
@@ -820,4 +825,4 @@ def read_judgements(path: Path) -> Judgements:
     if len(set(scores)) < 2:
         problem = f"has {len(scores)} judgements with {len(set(scores))} different scores"
         raise file_error(path, problem, "a correlation needs at least two")
-    return Judgements([str(image) for image in ids], [str(text) for text in table.captions], scores)
+    return Judgements(images, captions, scores)

@@ -270,10 +270,14 @@ def _notes(judged: Judged) -> list[str]:
                 missing = int(np.count_nonzero(~np.isfinite(draws)))
                 share = f"{missing:,} of {len(draws):,} resamples"
                 notes.append(f"{label}: no interval of {entry.column}, undefined in {share}")
-    notes += [f"published: {entry.source}" for entry in judged.entries if entry.source]
+    has_z_score = False
+    for entry in judged.entries:
+        has_z_score = has_z_score or math.isfinite(entry.z_score)
+        if entry.source:
+            notes.append(f"published: {entry.source}")
     if "CIDEr-D" in judged.scores:
         notes.append("CIDEr-D is what the papers and pycocoevalcap call CIDEr")
-    if any(math.isfinite(entry.z_score) for entry in judged.entries):
+    if has_z_score:
         notes.append(
             "z: distance in standard deviations over the draws of references; the published draws are unknown"
         )
@@ -300,11 +304,13 @@ def long_table(judged: Judged) -> str:
 def draw_agreement(judged: Judged) -> Image.Image:
     """Every cell with its interval, a panel per column."""
     panels: dict[str, list[Any]] = {column: [] for column in judged.judged.columns}
+    note = ""
     for entry in judged.entries:
         bar = (entry.metric, entry.value, entry.low, entry.high, float(entry.published or "nan"))
         panels[entry.column].append(bar)
-    note = "dot: ours, with its interval; red tick: published"
-    return draw_bars(panels, note if any(entry.published for entry in judged.entries) else "")
+        if entry.published:
+            note = "dot: ours, with its interval; red tick: published"
+    return draw_bars(panels, note)
 
 
 def draw_scores(judged: Judged) -> Image.Image | None:
