@@ -60,7 +60,7 @@ def bundle_of(result: Result, ids: Sequence[str] | None = None, *, texts: bool =
     if ids is None:
         ids = [str(index) for index in range(len(samples))]
     stages = _stages(metric, samples, rows)
-    stages["parts"] = [f"{_sum_of(numbers):.9g}" for numbers in _parts(result)]
+    stages["parts"] = list(map(_digest_of_numbers, _parts(result)))
     stages["score"] = [f"{score:.9g}" for score in result.scores]  # nine digits hold a float32 exactly
     versions = {"libjpeg": features.version("jpg"), "Python": platform.python_version()}
     for package in ("numpy", "pillow", "torch", "tokenizers"):
@@ -130,7 +130,7 @@ def _stages(metric: CaptionMetric, samples: Samples, rows: pa.Table) -> dict[str
             for texts_of_row in texts:
                 tokens = metric.encoder.tokenizer.encode([f"{prompt}{text}" for text in texts_of_row])
                 stages["tokens"].append(_digest(str(tokens.ids)))
-    stages["features"] = [f"{_sum_of(numbers):.9g}" for numbers in _features(rows)]
+    stages["features"] = list(map(_digest_of_numbers, _features(rows)))
     return stages
 
 
@@ -151,16 +151,17 @@ def _features(rows: pa.Table) -> list[list[float]]:
 def _parts(result: Result) -> list[list[float]]:
     """All numbers of the parts of each score."""
     rows = []
-    for row in range(len(result)):
-        values = [part[row] for part in result.parts.values()]
-        rows.append(list(_numbers(values)))
-    return rows
+    for values in zip(*result.parts.values(), strict=True):
+        rows.append(list(_numbers(list(values))))
+    return rows or [[]] * len(result)  # a metric may have no parts
 
 
-def _sum_of(numbers: list[float]) -> float:
+def _digest_of_numbers(numbers: list[float]) -> str:
     """A sum in which each place has another weight, so that exchanged numbers show."""
+    # A number and not a hash: a replay on another processor differs by rounding, which has to show as such.
     # Cosines of whole numbers never repeat, and stay below 1 for rows of any length.
-    return float(np.cos(np.arange(len(numbers))) @ numbers) if numbers else 0.0
+    total = float(np.cos(np.arange(len(numbers))) @ numbers) if numbers else 0.0
+    return f"{total:.9g}"
 
 
 def _contents(metric: CaptionMetric, image: Visual[Any]) -> Iterator[str | bytes]:

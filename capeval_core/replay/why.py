@@ -356,8 +356,10 @@ class Search:
         groups, dtype = self._agreeing(theirs, tried)
         sure = len(groups) == 1 and self._is_sure(theirs, tried, groups[0], dtype)
         remaining = []
+        names = []  # of the first variant of each group
         for group in groups:
             remaining.append([trial.name for trial in group])
+            names.append(group[0].name)
         nearest = self._nearest(theirs, tried, complete=not groups)
         if not groups:
             outcome = f"none of {len(tried):,} known variants makes them, the nearest is {nearest[0].name}"
@@ -366,7 +368,7 @@ class Search:
             if not sure:
                 outcome += self._doubt(theirs, dtype)
         else:
-            listed = "; ".join([names[0] for names in remaining])
+            listed = "; ".join(names)
             outcome = f"one of {len(remaining)} that make them, of {len(tried):,} that were tried: {listed}"
         metric = self.case.metric
         ours = f"{metric.title} of these {len(self.case.ids):,} captions is {number:.6g}"
@@ -418,7 +420,10 @@ class Search:
         """The only variants that make the numbers do so by more than accident."""
         if theirs.of_set:
             # Where many variants lie around a mean of few digits, one of them hits it by accident.
-            numbers = {round(trial.number or 0.0, 9) for trial in tried if trial.units <= _UNITS}
+            numbers = set()
+            for trial in tried:
+                if trial.units <= _UNITS:
+                    numbers.add(round(trial.number or 0.0, 9))
             return dtype is None and len(numbers) <= 1 + _MAX_NEAR
         if dtype is None:
             return theirs.varied

@@ -106,6 +106,7 @@ def outlined(
                 # A chessboard over the line makes it dashed.
                 alpha *= (np.indices(alpha.shape) // round(7 * scale)).sum(axis=0) % 2
             drawn.paste(shade, place, Image.fromarray(alpha.astype(np.uint8)))
+        # (points of the outline, 2) as x, y in the whole picture, for the badge's place.
         edges[index] = np.argwhere(band < _EDGE)[:, ::-1] + np.array(place[:2], float)
     radius = scale * (11 if len(regions) < 20 else 9)
     for number, centre in enumerate(_place_badges(edges, drawn.size, radius)):
@@ -146,9 +147,10 @@ def _place_badges(regions: Sequence[_Points], size: tuple[int, int], radius: flo
     for index in np.argsort([np.prod(np.ptp(points, axis=0)) for points in regions], kind="stable"):
         # Some hundred points of an outline are as good as all, and their distances are a small matrix.
         points = np.clip(regions[index][:: max(1, len(regions[index]) // 96)], low, high)
-        points = points[np.argsort(points.sum(axis=1), kind="stable")]
+        points = points[np.argsort(points.sum(axis=1), kind="stable")]  # the top left first
         nearest = grid[np.argsort(np.hypot(*(grid - points[0]).T), kind="stable")]
         candidates = np.concatenate([points, nearest])
+        # (candidates, badges); those that have no place yet are infinitely far.
         distances = np.hypot(*(candidates[:, None] - badges).transpose(2, 0, 1))
         is_free = (distances >= 2 * radius + 1).all(axis=1)
         badges[index] = candidates[is_free.argmax()]

@@ -230,7 +230,7 @@ def stacked_table(systems: Systems, title: str = "Systems", first: str = "system
         tests: list[str] = []
         for column in systems.columns:
             cell = system.cells[column.name]
-            further = [systems.number(value) for value in _further(cell).values()]
+            further = [systems.number(value) for value in _further(cell).values()]  # BLEU-1 beside BLEU-4
             blanks = [""] * len(further)  # whose interval and test are not computed
             p_value = p_in_words(cell.test["adjusted"], systems.level) if cell.test else ""
             means += [_mean(systems, cell), *further]

@@ -127,6 +127,7 @@ class RegionMetric(CaptionMetric):
     def boxes(self, samples: Samples) -> tuple[list[Any], list[list[int]]]:
         """Box features of the samples' images, and the rows that share an image, for each image, in order."""
         boxes = list(self.regions.boxes(samples.images, **self.run))
+        # By identity, not by content: rows of one image share its source, and contents need not be read.
         sharing: dict[object, list[int]] = {}
         for row, visual in enumerate(boxes):
             sharing.setdefault(visual.identity, []).append(row)

@@ -54,12 +54,12 @@ class DocumentFrequencies(CorpusStatistics):
                 "that CIDEr is 0: score more images together, or pass statistics=..."
             )
         block = TextBlock(documents)
-        # Sorted, so that the same documents in another order have the same fingerprint. As objects: in numpy's
-        # own texts each would take the length of the longest word.
+        # Sorted, so that the same documents in another order have the same fingerprint. As objects: each of
+        # numpy's texts would take the length of the longest word.
         order = np.argsort(np.array(block.vocabulary, dtype=object), kind="stable")
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order))
-        words = rank[block.words]
+        words = rank[block.words]  # (words of all texts,) their places in the alphabet
         document = block.pool[block.caption]
         # (words of all texts,) the number of the n-gram that begins at each, by which one word more is found:
         # a table of n-grams as texts would take ten times the memory.
@@ -100,7 +100,7 @@ class DocumentFrequencies(CorpusStatistics):
             if fix:
                 raise wrong_option(f"counts[{ngram!r}]", count, "", fix)
             counted[tokens] = int(count)
-        # A prefix that is not counted itself is in no document, as far as is known.
+        # Keys are built on prefixes. One that is not counted itself is in no document, as far as is known.
         frequency: dict[tuple[str, ...], int] = {}
         for tokens in counted:
             for n in range(1, len(tokens) + 1):
@@ -263,7 +263,8 @@ def token_weights(
     numbers = flat.to_numpy(zero_copy_only=False)
     if table is None:
         return Ragged(np.ones(len(numbers)), lengths), np.zeros(len(lengths), dtype=np.bool_)
+    # Each id is looked up once: a corpus of millions of tokens has some thousand distinct ones.
     distinct, position = np.unique(numbers, return_inverse=True)
     weights = Ragged(np.array(table.of(distinct.tolist()), dtype=np.float64)[position], lengths)
-    without = (weights.sum() == 0) & (lengths > 0)
+    without = (weights.sum() == 0) & (lengths > 0)  # an empty text has no weights that could be alike
     return Ragged(np.where(without[weights.owner], 1.0, weights.values), lengths), without

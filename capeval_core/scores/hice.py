@@ -199,6 +199,7 @@ class HiceS(CaptionMetric):
             return []
         regions = SOURCES["regions"] if options.regions is None else options.regions
         phrases = SOURCES["phrases"] if options.phrases is None else options.phrases
+        # Sources of a user's own, such as masks in a file, take no models.
         models = [*region_models(regions), *phrase_models(phrases)]
         return [*weights, *filter(None, map(part_of, models))]
 
@@ -452,6 +453,7 @@ def _phrase_columns(
     caption_phrases = [text.phrase_features for text in captions]
     reference_phrases = [text.phrase_features for text in references]
     matches = match_arrays(caption_phrases, reference_phrases, x_of_pair=owner)
+    # A caption's phrases have maxima against each of its references: lists in lists.
     caption_lengths = np.array([len(features) for features in caption_phrases], dtype=np.int64)
     reference_lengths = np.array([len(features) for features in reference_phrases], dtype=np.int64)
     return {

@@ -84,7 +84,7 @@ def meteor(sums: Floats) -> Floats:
     """
     matches = sums[..., :2]
     lengths = sums[..., 2:4]
-    share = np.divide(matches, lengths, out=np.zeros_like(matches), where=lengths > 0)
+    share = np.divide(matches, lengths, out=np.zeros_like(matches), where=lengths > 0)  # (..., 2)
     precision = share[..., 0]
     recall = share[..., 1]
     below = (1 - ALPHA) * recall + ALPHA * precision
@@ -195,6 +195,7 @@ class Spice(JavaMetric):
 
 def package() -> Path:
     """The folder of pycocoevalcap; an empty path where it is not installed."""
+    # Not imported: to ask where it is runs none of its code.
     spec = importlib.util.find_spec("pycocoevalcap")
     folders = spec.submodule_search_locations if spec else None
     return Path(folders[0]) if folders else Path()
@@ -202,6 +203,7 @@ def package() -> Path:
 
 def check_java(titles: Sequence[str]) -> None:
     """Raise ValueError for METEOR or SPICE if they cannot run here: pycocoevalcap, Java, SPICE's models."""
+    # Before any row: the programs start minutes into a run, and fail with traces of Java.
     spice = package() / "spice"
     missing = ""
     if package() == Path():

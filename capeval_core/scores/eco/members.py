@@ -88,6 +88,7 @@ class Member:
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         """Tables of schema `MEMBER_ROW` that cover the batch in order."""
+        # Weights that were trained behind a prompt name it, such as PAC-S's.
         prompt = self.folder.config.get("constants", {}).get("prompt", "")
         tokenizer = self.encoder.tokenizer
         texts = Texts(batch)
@@ -112,7 +113,7 @@ class Member:
             )
             value = paired_cosine(np.repeat(images.features, sizes, axis=0), encoded.features[part])
             columns["value"] = nullable(value)
-            columns["itm"] = nullable(np.full_like(value, np.nan))
+            columns["itm"] = nullable(np.full_like(value, np.nan))  # null: only BLIP-2 matches
             yield pa.table(columns, schema=self.ROW)
             pool += n
 

@@ -179,6 +179,7 @@ class Eco(Reranker):
             raise ValueError("members: a folder called 'weights' cannot be told from the option: rename it")
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
+        # In one piece: members are opened once for all of it, not for each window.
         yield self.encode_all(batch)
 
     def encode_all(
