@@ -289,6 +289,8 @@ def join_ratings(
     for label, array in file.arrays.items():
         arrays[label] = _one_each(scores, label, array, file.ids)
     counts = {len(array) for array in arrays.values()}
+    if not counts:
+        raise file_error(scores, "holds no scores", f"expected {FORMS}")
     if len(counts) > 1:
         raise file_error(scores, "its metrics have not equally many scores")
     (count,) = counts

@@ -254,22 +254,7 @@ def replay(
     rounded = OF_FORMULAS * rounding(_network(metric), _shared_dtype(metric, bundle))
     lengths = {"features": _lengths(_features(rows)), "parts": _lengths(_parts(result))}
     lengths["score"] = np.abs(np.asarray(result.scores))
-    equal: dict[str, pd.Series] = {}  # by stage, in their order, of each caption
-    difference: dict[str, pd.Series] = {}
-    for name in _STAGES:
-        if f"{name} there" not in both:
-            continue
-        column = both[name]
-        column_of_bundle = both[f"{name} there"]
-        equal[name] = column == column_of_bundle
-        if name in _NUMBERS:
-            # Rounding grows with the size of what is summed; below 1 it is that of the terms.
-            difference[name] = (column.astype(float) - column_of_bundle.astype(float)).abs()
-            equal[name] |= difference[name] <= rounded * np.fmax(lengths[name][both["row"]], 1)
-    # Features whose difference hardly moves the score are not where to look for its reason.
-    equal["features"] |= difference["features"] <= _SHARE * difference["score"]
-    if "pixels" in equal:
-        equal["image"] |= equal["pixels"]  # the same picture in another file does no harm
+    equal = _equal_stages(both, lengths, rounded)
     stages = _first_differences(both, equal)
     equal_scores = bool(equal["score"].all())
     unequal_count = int((~equal["score"]).sum())
@@ -297,6 +282,29 @@ def _shared_dtype(metric: CaptionMetric, bundle: Mapping[str, Any]) -> str:
     if vars(metric.options).get("dtype") != dtype:
         return "float32"
     return str(bundle["options"].get("dtype", "float32"))
+
+
+def _equal_stages(
+    both: pd.DataFrame, lengths: Mapping[str, NDArray[np.float64]], rounded: float
+) -> dict[str, pd.Series]:
+    """By stage, in their order, which captions are equal there: numbers to the rounding of their arithmetic."""
+    equal: dict[str, pd.Series] = {}
+    difference: dict[str, pd.Series] = {}
+    for name in _STAGES:
+        if f"{name} there" not in both:
+            continue
+        column = both[name]
+        column_of_bundle = both[f"{name} there"]
+        equal[name] = column == column_of_bundle
+        if name in _NUMBERS:
+            # Rounding grows with the size of what is summed; below 1 it is that of the terms.
+            difference[name] = (column.astype(float) - column_of_bundle.astype(float)).abs()
+            equal[name] |= difference[name] <= rounded * np.fmax(lengths[name][both["row"]], 1)
+    # Features whose difference hardly moves the score are not where to look for its reason.
+    equal["features"] |= difference["features"] <= _SHARE * difference["score"]
+    if "pixels" in equal:
+        equal["image"] |= equal["pixels"]  # the same picture in another file does no harm
+    return equal
 
 
 def _first_differences(both: pd.DataFrame, equal: Mapping[str, pd.Series]) -> dict[str, list[int]]:
