@@ -287,7 +287,7 @@ def _shared_dtype(metric: CaptionMetric, bundle: Mapping[str, Any]) -> str:
 def _equal_stages(
     both: pd.DataFrame, lengths: Mapping[str, NDArray[np.float64]], rounded: float
 ) -> dict[str, pd.Series]:
-    """By stage, in their order, which captions are equal there: numbers to the rounding of their arithmetic."""
+    """By stage, in their order, which captions are equal there; numbers up to rounding."""
     equal: dict[str, pd.Series] = {}
     difference: dict[str, pd.Series] = {}
     for name in _STAGES:
