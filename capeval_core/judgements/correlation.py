@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -58,7 +58,7 @@ def undefined(scores: ArrayLike, ratings: ArrayLike) -> str | None:
     return None
 
 
-def _coefficient(name: str, scores: ArrayLike, ratings: ArrayLike, **settings: Any) -> Coefficient:
+def _coefficient(name: str, scores: ArrayLike, ratings: ArrayLike, **settings: str) -> Coefficient:
     """The coefficient by scipy's function of this name."""
     from scipy import stats
 
@@ -70,6 +70,7 @@ def _coefficient(name: str, scores: ArrayLike, ratings: ArrayLike, **settings: A
         x = scaled(x)
         y = scaled(y)
     result = getattr(stats, name)(x, y, **settings)
+    # Values that differ in the last bits only are not equal, and have no variance all the same.
     if not math.isfinite(result.statistic):
         return Coefficient(math.nan, math.nan, len(x), "the variance of the values is 0 by rounding")
     return Coefficient(float(result.statistic), max(float(result.pvalue), LEAST_P), len(x))
@@ -107,7 +108,10 @@ def annotator_mean(
     by_row = np.asarray(ratings, dtype=np.float64)
     if digits is not None:
         x = np.round(x, digits)
-    mean = float(np.mean([coefficient(x, of_one).value for of_one in by_row.T]))
+    values = []
+    for ratings_of_annotator in by_row.T:
+        values.append(coefficient(x, ratings_of_annotator).value)
+    mean = float(np.mean(values))
     return mean if digits is None else round(mean, digits)
 
 
@@ -150,9 +154,9 @@ def average_precision(scores: ArrayLike, positive: ArrayLike, weights: ArrayLike
     return float(np.sum(np.diff(recall, prepend=0.0) * hits_so_far[last] / rows_so_far[last]))
 
 
-def _precision_of_low(scores: Any, ratings: Any, weights: ArrayLike | None = None) -> float:
+def _precision_of_low(scores: ArrayLike, ratings: ArrayLike, weights: ArrayLike | None = None) -> float:
     """The average precision with which low scores find the ratings of 0, among those of 1."""
-    return average_precision(-scores, 1 - ratings, weights)
+    return average_precision(np.negative(scores), np.subtract(1, ratings), weights)
 
 
 def tie_calibrated_accuracy(
@@ -175,16 +179,23 @@ def tie_calibrated_accuracy(
     x, y = equally_many(scores, ratings)
     _, of_row = np.unique(np.asarray(list(groups), dtype=object), return_inverse=True)
     members = np.split(np.argsort(of_row, kind="stable"), np.cumsum(np.bincount(of_row))[:-1])
-    pairs = [rows[np.stack(np.triu_indices(len(rows), 1))] for rows in members if len(rows) > 1]
+    pairs = []  # of each group (2, pairs): the rows i and j of each pair
+    sizes = []
+    for rows in members:
+        if len(rows) > 1:
+            first, second = np.triu_indices(len(rows), 1)
+            pairs.append(np.stack((rows[first], rows[second])))
+            sizes.append(len(first))
     if not pairs:
         return math.nan, math.nan
     i, j = np.concatenate(pairs, axis=1)
-    sizes = [pairs_of_group.shape[1] for pairs_of_group in pairs]
     weights = np.repeat(1.0 / np.array(sizes), sizes) / len(sizes)  # groups count alike
     steps = x[i] - x[j]
     ratings_apart = y[i] - y[j]
     alike = steps * ratings_apart > 0
     tied = ratings_apart == 0
+    # One pass over the pairs by their gap: a larger threshold ties the next pair, which gains where people
+    # tie it and loses where the order was right, so that every threshold is tried by a cumulative sum.
     order = np.argsort(np.abs(steps), kind="stable")
     gaps = np.abs(steps)[order]
     gained = (weights * (tied.astype(np.float64) - alike))[order]
@@ -278,9 +289,12 @@ class WeightedRows:
     def __init__(self, scores: ArrayLike, ratings: ArrayLike) -> None:
         self.sides = equally_many(scores, ratings)
         self._scaled = (scaled(self.sides[0]), scaled(self.sides[1]))
-        ranked = [np.unique(side, return_inverse=True) for side in self.sides]
-        self._codes = [codes.astype(np.int64) for _, codes in ranked]  # among distinct values, from 0
-        self._counts = [len(distinct) for distinct, _ in ranked]
+        self._codes: list[Integers] = []  # of each row among the distinct values of a side, from 0
+        self._counts: list[int] = []  # of distinct values
+        for side in self.sides:
+            distinct, codes = np.unique(side, return_inverse=True)
+            self._codes.append(codes.astype(np.int64))
+            self._counts.append(len(distinct))
         self._cells = self._codes[0] * self._counts[1] + self._codes[1]
 
     def coefficients(self, weights: Integers, names: Sequence[str]) -> list[float]:
@@ -301,8 +315,9 @@ class WeightedRows:
     def _taus(self, weights: Integers) -> tuple[float, float]:
         """Kendall's tau-b and tau-c; NaN where undefined."""
         if math.prod(self._counts) > _CELLS + _CELLS_PER_ROW * len(self._cells):  # both have many values
-            repeated = [np.repeat(side, weights) for side in self.sides]
-            return COEFFICIENTS["tau_b"](*repeated).value, COEFFICIENTS["tau_c"](*repeated).value
+            scores = np.repeat(self.sides[0], weights)
+            ratings = np.repeat(self.sides[1], weights)
+            return kendall_tau_b(scores, ratings).value, kendall_tau_c(scores, ratings).value
         # A table of counts, scores by ratings: sums over it take less time than pairs of rows.
         counts = np.bincount(self._cells, weights, math.prod(self._counts)).reshape(self._counts)
         by_score = counts.sum(axis=1)
@@ -333,6 +348,7 @@ def _weighted_pearson(x: Doubles, y: Doubles, weights: Integers) -> float:
         return math.nan
     x = x - x @ weights / total
     y = y - y @ weights / total
+    # Equal values, centred by a rounded mean, would leave a variance of rounding, and a correlation of noise.
     inside = weights > 0
     if not (np.ptp(x[inside]) > 0 and np.ptp(y[inside]) > 0):
         return math.nan

@@ -65,23 +65,23 @@ def _read(path: Path, options: RatingOptions | None = None) -> _File:
     if path.suffix == ".npz":
         data = io.BytesIO(contents(path))
         try:
-            with np.load(data, allow_pickle=False) as file:
+            with np.load(data, allow_pickle=False) as file:  # a pickled array would run code
                 return _File(dict(file))
         except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
             raise file_error(path, f"cannot be read ({error})") from error
     if path.suffix != ".json":
         return _table(path, options or RatingOptions())
     content = load_json(path)
-    if isinstance(content, list) and any(isinstance(row, dict) for row in content):
-        return _table(path, options or RatingOptions())
     if isinstance(content, list):
-        return _File({path.stem: content})
+        has_objects = any(isinstance(row, dict) for row in content)
+        return _table(path, options or RatingOptions()) if has_objects else _File({path.stem: content})
     if not isinstance(content, dict) or not content:
         fix = "expected a file of `capeval score --json`, {id: score}, a list, or a table"
         raise file_error(path, described(content, none="null"), fix, sentence=True)
     if isinstance(content.get("systems"), list):
         return _of_systems(path, content["systems"])
     if "scores" not in content:  # not a file of ours: {metric: [scores]}, or {id: score}
+        # Ids have a number each, metrics a list each.
         if any(isinstance(values, list) for values in content.values()):
             return _File(content)
         return _File({path.stem: list(content.values())}, list(content))
@@ -110,8 +110,9 @@ def _of_systems(path: Path, entries: Sequence[Any]) -> _File:
                 arrays[result["metric"]] += result["scores"]
     except (KeyError, TypeError) as error:
         raise file_error(path, f"is not a file of `capeval score --json` (no {error})") from error
-    if any(len(values) != len(ids) for values in [captions, *arrays.values()]):
-        raise file_error(path, "ids and scores are not equally many", sentence=True)
+    for column in (captions, *arrays.values()):
+        if len(column) != len(ids):
+            raise file_error(path, "ids and scores are not equally many", sentence=True)
     return _File(dict(arrays), ids, captions, systems if len(entries) > 1 else None)
 
 
@@ -129,9 +130,9 @@ def _table(path: Path, options: RatingOptions) -> _File:
     arrays: dict[str, list[Any]] = {}
     for column in table.columns:
         label = path.stem if column == VALUE or names.is_name(column, "rating") else column
-        values = [value_at(row, column) for row in table.rows]
-        arrays[label] = [_cell(value) for value in values]
-    captions = None if all(caption is None for caption in table.captions) else table.captions
+        arrays[label] = [_cell(value_at(row, column)) for row in table.rows]
+    has_captions = any(caption is not None for caption in table.captions)
+    captions = table.captions if has_captions else None
     notes = (table.sentence("score"), *table.file.notes)
     return _File(arrays, ids, captions, table.systems, notes)
 
@@ -141,9 +142,10 @@ def _score_columns(records: Records) -> list[str]:
     if VALUE in records.fields:
         return [VALUE]
     scores = names.levels("rating")[-1]
-    columns = [name for name in records.fields if names.plain(name) in scores]
-    if columns:
-        return columns[:1]
+    for name in records.fields:
+        if names.plain(name) in scores:
+            return [name]
+    columns = []
     for name in records.fields:
         has_role = names.is_rating(name)
         for role in ("id", "split", "system"):
@@ -160,7 +162,7 @@ def _score_columns(records: Records) -> list[str]:
     return columns
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> object:
     """A cell as a number where its text is one, None where it is empty."""
     if not isinstance(value, str):
         return value
@@ -170,11 +172,11 @@ def _cell(value: Any) -> Any:
     return value if number is None else number
 
 
-def _numbers(path: Path, label: str, values: Any, ids: Sequence[str] | None = None) -> Doubles:
+def _numbers(path: Path, label: str, values: object, ids: Sequence[str] | None = None) -> Doubles:
     """Scores of any shape, NaN for None."""
     array = np.atleast_1d(np.asarray(values, dtype=object))
     problems = Problems()
-    for place, value in np.ndenumerate(array):
+    for place, value in np.ndenumerate(array):  # of objects, so that a text is refused, and not parsed
         is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
         # NaN passes, as no score; infinity does not.
         if value is not None and not (is_number and not abs(value) > sys.float_info.max):
@@ -196,15 +198,19 @@ def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
     scores: dict[str, dict[str | None, Doubles]] = {}  # by label and scoring; None: of all
     scoring_names = {scoring.name for scoring in judged.scorings}
     for name, label, scoring_name, values in _labelled(file.arrays, scoring_names):
-        if label in ("rating", "ratings", "human_score"):
+        if label in ("rating", "ratings", "human_score"):  # a table of a set with a column of scores added
             continue
-        counts = {len(s.items) for s in judged.scorings if scoring_name in (None, s.name)}
+        counts = set()
+        for scoring in judged.scorings:
+            if scoring_name in (None, scoring.name):
+                counts.add(len(scoring.items))
         array = _numbers(path, name, values)
         # Pairs may have two columns; their captions are a set's items one after the other.
         of_pairs = isinstance(judged, PairedSet) and array.shape[1:] == (2,)
         if (array.ndim > 1 and not of_pairs) or counts != {array.size}:
             shape = " x ".join(f"{extent:,}" for extent in array.shape)
-            fix = f"{judged.name} has {' or '.join(f'{count:,}' for count in sorted(counts))} captions"
+            expected = " or ".join(f"{count:,}" for count in sorted(counts))
+            fix = f"{judged.name} has {expected} captions"
             problems.add(file_error(path, f"{shape} scores", fix, index=name, sentence=True))
             continue
         scores.setdefault(label, {})[scoring_name] = array.reshape(-1)
@@ -223,6 +229,7 @@ def read_scores(path: Path, judged: JudgedSet) -> dict[str, list[Scored]]:
 
 def _check_captions(path: Path, captions: Sequence[str | None] | None, judged: JudgedSet) -> None:
     """Refuse as many captions as the set has that are others, or in another order."""
+    # Other numbers of captions are refused by their number, in words that say more.
     words_of_file = [str(caption).split() for caption in captions or []]
     first_difference = None
     for scoring in judged.scorings:
@@ -280,10 +287,15 @@ def join_ratings(
     options = options or RatingOptions()
     file = _read(scores, options)
     # A metric's scores are numbers by caption here; only judged sets have pairs and scorings.
-    arrays = {label: _one_each(scores, label, values, file.ids) for label, values in file.arrays.items()}
-    count = len(next(iter(arrays.values())))
-    if any(len(values) != count for values in arrays.values()):
+    arrays = {}
+    for label, array in file.arrays.items():
+        arrays[label] = _one_each(scores, label, array, file.ids)
+    counts = {len(array) for array in arrays.values()}
+    if not counts:
+        raise file_error(scores, "holds no scores", f"expected {FORMS}")
+    if len(counts) > 1:
         raise file_error(scores, "its metrics have not equally many scores", sentence=True)
+    (count,) = counts
     rated = read_ratings(ratings, options)
     table = rated.table
     dropped = rated.dropped
@@ -293,16 +305,16 @@ def join_ratings(
         captions = _Captions(file, arrays)
         ids = table.ids(captions.find)
         captions.refuse_several(scores, table, ids)
-        places = [captions.place_of(index, table, ids[index]) for index in range(len(table.rows))]
+        places = [captions.place_of(index, table, image_id) for index, image_id in enumerate(ids)]
     elif len(table.rows) != count:
         problem = f"has {len(table.rows):,} rows for {count:,} scores without ids"
         raise file_error(ratings, problem, "give as many, or scores with ids")
-    dropped.update(place for place in places if isinstance(place, str))
     item: list[int] = []  # of each rating, the caption that it is about
     values: list[float] = []
     systems: list[str] = []
     for index, place in enumerate(places):
-        if isinstance(place, str):
+        if isinstance(place, str):  # the reason why there is no place
+            dropped[place] += 1
             continue
         item += [place] * len(rated.values[index])
         values += rated.values[index].tolist()
@@ -315,27 +327,36 @@ def join_ratings(
         if file.ids is not None and set(places) == {_UNKNOWN}:
             listed = some_of(str(image_id) for image_id in ids)
             problem += f" ({listed}; scores are of {some_of(file.ids)})"
-        reasons = ", ".join(f"{number:,} {reason}" for reason, number in dropped.items())
+        reasons = []
+        for reason, number in dropped.items():
+            reasons.append(f"{number:,} {reason}")
         fix = "; add a column caption, or system" if _SEVERAL in dropped else ""
-        raise file_error(ratings, problem, f"left out are {reasons}{fix}")
+        raise file_error(ratings, problem, f"left out are {', '.join(reasons)}{fix}")
     dropped["scores without a rating"] = count - len(set(item))
+    # Without ids every caption counts as of an image of its own: intervals take rows for independent.
     images = file.ids or [str(index) for index in range(count)]
-    items = Items([caption or "" for caption in file.captions or [""] * count], images)
+    captions_of_scores = [caption or "" for caption in file.captions or [""] * count]
+    columns = {}
+    for name in STATISTICS:
+        columns[name] = RatingColumn(name)
     judged = RatedSet(
         "own ratings",
-        (Scoring("", items),),
+        (Scoring("", Items(captions_of_scores, images)),),
         np.array(item, dtype=np.int64),
         {"rating": np.array(values, dtype=np.float64)},
-        {name: RatingColumn(name) for name in STATISTICS},
+        columns,
         systems=systems or None,
         dropped=dropped,
         notes=(*file.notes, rated.sentence(), *table.file.notes),
     )
     warn_of_other_images(ratings, judged)
-    return judged.with_systems(), {label: [Scored(values)] for label, values in arrays.items()}
+    scored = {}
+    for label, array in arrays.items():
+        scored[label] = [Scored(array)]
+    return judged.with_systems(), scored
 
 
-def _one_each(path: Path, label: str, values: Any, ids: Sequence[str] | None) -> Doubles:
+def _one_each(path: Path, label: str, values: object, ids: Sequence[str] | None) -> Doubles:
     """A number for each caption. Raises FileError."""
     array = _numbers(path, label, values, ids)
     if array.ndim > 1:
@@ -359,8 +380,9 @@ def read_scores_of(path: Path, ids: Sequence[str]) -> list[float]:
     names_of_images = Names(ids)
     of_image: defaultdict[str, list[float]] = defaultdict(list)
     for image_id, value in zip(file.ids, values, strict=True):
-        for image in names_of_images.find(image_id)[:1]:
-            of_image[image].append(value)
+        images = names_of_images.find(image_id)
+        if images:  # a file of scores may be of a larger set
+            of_image[images[0]].append(value)
     if not of_image:
         problem = f"has no score of a caption ({some_of(file.ids)}; captions are of {some_of([*ids])})"
         raise file_error(path, problem)
@@ -375,11 +397,12 @@ class _Captions:
 
     def __init__(self, file: _File, arrays: Mapping[str, Doubles]) -> None:
         self.file = file
-        self.scores = list(zip(*(values.tolist() for values in arrays.values()), strict=True))
+        columns = [values.tolist() for values in arrays.values()]
+        self.scores = list(zip(*columns, strict=True))  # of each caption, by all metrics
         self.of_image: defaultdict[str, list[int]] = defaultdict(list)
         for place, image in enumerate(file.ids or []):
             self.of_image[image].append(place)
-        self.find = cache(Names(self.of_image).find)
+        self.find = cache(Names(self.of_image).find)  # an image has many ratings
 
     def refuse_several(self, path: Path, table: CaptionTable, ids: Sequence[str | None]) -> None:
         """Refuse ratings of several captions, or systems, of an image where the scores do not name theirs."""
@@ -422,9 +445,15 @@ class _Captions:
         if caption is None or self.file.captions is None:
             return _SEVERAL if len(places) > 1 else places[0]
         words = caption.split()
-        # Blanks may differ between the two files.
-        places = [place for place in places if str(self.file.captions[place]).split() == words]
-        if not places:
+        places_of_caption = []
+        scores = set()
+        for place in places:
+            # Blanks may differ between the two files.
+            if str(self.file.captions[place]).split() == words:
+                places_of_caption.append(place)
+                scores.add(repr(self.scores[place]))  # as texts: NaN is not equal to itself
+        if not scores:
             return "ratings of a caption that has no score"
-        different = len({repr(self.scores[place]) for place in places}) > 1
-        return "ratings of a caption that has different scores" if different else places[0]
+        if len(scores) > 1:
+            return "ratings of a caption that has different scores"
+        return places_of_caption[0]

@@ -22,8 +22,12 @@ from capeval_core.weights.folder import sha256_of
 
 def metrics_with_weights() -> list[str]:
     """The metrics that something is fetched for."""
-    classes = [metric_class(name) for name in METRICS]
-    return [class_.name for class_ in classes if class_.entries(class_.Options())]
+    names = []
+    for name in METRICS:
+        class_ = metric_class(name)
+        if class_.entries(class_.Options()):
+            names.append(class_.name)
+    return names
 
 
 def sets_on_the_hub() -> list[str]:
@@ -46,6 +50,7 @@ def plan(names: Sequence[str], *, only: str | Sequence[str] | None = None) -> li
     for name in names:
         entry = _entry(name)
         judged_set = SETS.get(name.lower().replace("-", "_"))
+        # A metric's name first: its weights may be in a folder of the same name, and it may need more.
         if name in list_metrics():
             entries += _entries_of(name, only)
         elif entry is not None:
@@ -55,8 +60,9 @@ def plan(names: Sequence[str], *, only: str | Sequence[str] | None = None) -> li
         elif judged_set is not None:
             raise ValueError(f"{name}: {judged_set.advice()}")
         else:
-            weights = [entry.folder for entry in (*WEIGHTS, *PARTS, *DATA)]
-            names_here = [*metrics_with_weights(), *sets_on_the_hub(), *weights]
+            names_here = [*metrics_with_weights(), *sets_on_the_hub()]
+            for entry in (*WEIGHTS, *PARTS, *DATA):
+                names_here.append(entry.folder)
             raise ValueError(
                 f"unknown name {name!r}{did_you_mean(name, names_here)} (known: {', '.join(names_here)})"
             )
@@ -82,20 +88,20 @@ def example_item(name: str) -> Item:
     """The row of a plan of two photographs with captions, which lie in the repository of a paper."""
     example = PUBLISHED["example_dogs"][name]
     address = example["address"]
-    files = [
-        ReleaseFile(Path(path).name, [f"{address}/{path}"], sha256=sha256)
-        for path, sha256 in example["files"].items()
-    ]
+    files = []
+    for path, sha256 in example["files"].items():
+        files.append(ReleaseFile(Path(path).name, [f"{address}/{path}"], sha256=sha256))
     folder = example_place(name)
 
     def get(wishes: Wishes) -> Path:
         with whole_folder(folder) as partial:
             for file in files:
                 path = download_file(file, partial).path
+                # The published values are of these very photographs and captions.
                 if sha256_of(path) != file.sha256:
                     problem = f"{file.addresses[0]} has another digest than was published of it"
                     raise DownloadError(f"{problem}: report it, and name a copy by --data")
-            for state in partial.glob(f"*{PARTIAL}*"):
+            for state in partial.glob(f"*{PARTIAL}*"):  # of interrupted downloads, which were resumed
                 state.unlink()
         return folder
 
@@ -136,6 +142,7 @@ def fetch(
     []
     """
     items = plan(wanted, only=only)
+    # Before the first byte: a refusal after hours of downloads would come too late.
     if not accept:
         refuse_closed(items, "pass accept=True, if you accept these terms")
     copies = {name: fspath(source) for name, source in (sources or {}).items()}

@@ -31,13 +31,16 @@ def read_released(folder: Path, files: Sequence[str]) -> pd.DataFrame:
     first = folder / files[0]
     if first.suffix == ".json":
         return _joined(first)
-    captions = {cells[0]: cells[1] for cells in _cells(folder / files[1], 2)}
-    rows: list[tuple[Any, ...]]
+    captions = dict(_cells(folder / files[1], 2))
+    rows: list[tuple[Any, ...]] = []
     if files[0] == _EXPERT:
-        rows = [(image, caption_id, ratings) for image, caption_id, *ratings in _cells(first, 5)]
+        for image, caption_id, *ratings in _cells(first, 5):
+            rows.append((image, caption_id, ratings))
         return _with_texts(first, rows, ["ratings"], captions)
-    rows = [(image, caption_id, yes, no) for image, caption_id, _, yes, no in _cells(first, 5)]
+    for image, caption_id, _, yes, no in _cells(first, 5):  # the share has fewer digits than its votes
+        rows.append((image, caption_id, yes, no))
     table = _with_texts(first, rows, ["n_yes", "n_no"], captions)
+    # The published table has these references; of the experts' the candidates themselves are left out.
     return _without_candidates(table)
 
 
@@ -45,7 +48,9 @@ def _cells(path: Path, count: int) -> list[list[str]]:
     """The cells of each line of a table with tabs and without header. Raises FileError."""
     problems = Problems()
     rows = []
-    for number, line in enumerate(decoded(path, contents(path)).replace("\r\n", "\n").split("\n"), start=1):
+    # Not by `splitlines`, which also splits at characters that a caption may hold, such as U+2028.
+    lines = decoded(path, contents(path)).replace("\r\n", "\n").split("\n")
+    for number, line in enumerate(lines, start=1):
         cells = line.split("\t")
         if len(cells) == count:
             rows.append([cell.strip() for cell in cells])
@@ -63,7 +68,7 @@ def _with_texts(
 ) -> pd.DataFrame:
     """Rows of image, caption id and values, with the caption and all references of the image."""
     references: defaultdict[str, list[str]] = defaultdict(list)
-    for caption_id, text in captions.items():
+    for caption_id, text in captions.items():  # e.g. `1000268201_693b08cb0e.jpg#0`
         references[caption_id.rpartition("#")[0]].append(text)
     problems = Problems()
     for number, (image, caption_id, *_) in enumerate(rows, start=1):
@@ -75,8 +80,8 @@ def _with_texts(
             problems.add(file_error(path, problem, index=f"row {number}", sentence=True))
     problems.raise_if_any()
     table = pd.DataFrame(rows, columns=["image", "caption_id", *columns], dtype=object)
-    table["candidate"] = [captions[caption_id] for caption_id in table.caption_id]
-    table["references"] = [references[image] for image in table.image]
+    table["candidate"] = table.caption_id.map(captions)
+    table["references"] = table.image.map(references)
     return table
 
 
@@ -92,7 +97,8 @@ def _without_candidates(table: pd.DataFrame) -> pd.DataFrame:
         if (image, caption_id) not in removed and text in remaining:
             remaining.remove(text)
             removed.add((image, caption_id))
-    return table.assign(references=[references[image] for image in table.image])
+    # Mapped at the end, so that all candidates of an image are compared with the same references.
+    return table.assign(references=table.image.map(references))
 
 
 def _joined(path: Path) -> pd.DataFrame:
@@ -106,6 +112,7 @@ def _joined(path: Path) -> pd.DataFrame:
             of_caption: dict[str, list[Any]] = {}
             for judgement in entry["human_judgement"]:
                 caption = str(judgement["caption"])
+                # In the file of CrowdFlower an entry is a caption's share, and equal words are two captions.
                 if path.name == _JOINED_EXPERT and caption in of_caption:
                     of_caption[caption].append(judgement["rating"])
                     continue

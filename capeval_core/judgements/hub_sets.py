@@ -68,19 +68,28 @@ def _fetch_set(entry: SetEntry, wishes: Wishes) -> Path:
         return DownloadError(f"{problem}: {fix}")
 
     def patterns(folder: Path) -> list[str]:
-        return [pattern for split in splits.values() for pattern in _patterns(folder, entry, split)]
+        names: list[str] = []
+        for split in splits.values():
+            names += _patterns(folder, entry, split)
+        return names
 
     name = f"{repository}@{CONVERTED}" if entry.hub.get("converted") else repository
     what = f"the data set {repository!r}"
     folder = download(name, what, ["README.md"], patterns, error=unavailable, kind="dataset")
     address = f"{HUB}datasets/{repository}/tree/{folder.name}"
-    shards = {file: _shards(folder, entry, split) for file, split in splits.items()}
-    files = [
-        LockedFile(f"{repository}/{path.relative_to(folder).as_posix()}", address, file_checksum(path))
-        for path in sorted({path for paths in shards.values() for path in paths})
-    ]
+    shards: dict[str, list[Path]] = {}
+    distinct: set[Path] = set()  # two files may be made of one split
+    for file, split in splits.items():
+        shards[file] = _shards(folder, entry, split)
+        distinct.update(shards[file])
+    files = []
+    for path in sorted(distinct):
+        name = f"{repository}/{path.relative_to(folder).as_posix()}"
+        files.append(LockedFile(name, address, file_checksum(path)))
+    # Before anything is written: other bytes than the ones known of this set would give other tables.
     compare(files, {}, wishes)
     note_files(files, wishes)
+    # The folder in the Hub's cache is named after the commit: another one is another set.
     target = cache_home() / "sets" / entry.name / folder.name[:16]
     if (target / LOCK).is_file() and not wishes.update:
         return target
@@ -90,7 +99,7 @@ def _fetch_set(entry: SetEntry, wishes: Wishes) -> Path:
         for file, paths in shards.items():
             rows = list(_rows(paths, unfinished / IMAGES, digests))
             _WRITERS[entry.name](unfinished / file, rows)
-        write_lock(unfinished / LOCK, files)
+        write_lock(unfinished / LOCK, files)  # at last, since `fetched_set` takes it for a whole set
     tell(f"fetched {entry.title} from {address} (licence: {entry.hub.get('licence', 'not stated')})")
     return target
 
@@ -100,7 +109,9 @@ def _fetch_set(entry: SetEntry, wishes: Wishes) -> Path:
 
 def _shards(folder: Path, entry: SetEntry, split: str) -> list[Path]:
     """The files of a split, of which there is one at least."""
-    paths = {path for pattern in _patterns(folder, entry, split) for path in folder.glob(pattern)}
+    paths: set[Path] = set()
+    for pattern in _patterns(folder, entry, split):
+        paths.update(folder.glob(pattern))
     if not paths:
         repository = entry.hub["repository"]
         problem = f"has no rows of the split {split!r} of {repository}"
@@ -118,9 +129,10 @@ def _patterns(folder: Path, entry: SetEntry, split: str) -> list[str]:
         patterns = _patterns_of_card(card, config, split) if card.is_file() else []
     except (ValueError, TypeError, AttributeError, KeyError, YAMLError) as error:
         raise file_error(card, f"does not say where its rows lie ({error})", "report it") from error
-    outside = [pattern for pattern in patterns if pattern.startswith("/") or ".." in Path(pattern).parts]
-    if outside:
-        raise file_error(card, f"names files elsewhere ({outside[0]})", "do not use this repository")
+    for pattern in patterns:
+        # The card is someone else's text: it must not have files of this machine read as rows.
+        if pattern.startswith("/") or ".." in Path(pattern).parts:
+            raise file_error(card, f"names files elsewhere ({pattern})", "do not use this repository")
     folder_name = "data" if config == "default" else config
     return patterns or [f"{folder_name}/*{split}-*.parquet"]
 
@@ -144,20 +156,25 @@ def _rows(paths: Sequence[Path], images: Path, digests: dict[str, str]) -> Itera
         try:
             shard = pq.ParquetFile(path)
             present = shard.schema_arrow.names
-            names = {what: _column(path, present, what) for what in _COLUMNS if what != "name"}
-            name_column = next((name for name in _COLUMNS["name"] if name in present), None)
-            columns = list(names.values())
+            image_column = _column(path, present, "image")
+            candidate_column = _column(path, present, "candidate")
+            references_column = _column(path, present, "references")
+            rating_column = _column(path, present, "rating")
+            columns = [image_column, candidate_column, references_column, rating_column]
+            name_column = _present_column(present, "name")
             if name_column is not None:
                 columns.append(name_column)
+            # Only these columns: a batch of all others would be in memory as well.
             for batch in shard.iter_batches(_BATCH, columns=columns):
                 for row in batch.to_pylist():
-                    picture = row[names["image"]] or {}
+                    # `datasets` writes a picture as {"bytes": ..., "path": ...}.
+                    picture = row[image_column] or {}
                     name = picture.get("path") if name_column is None else row[name_column]
                     yield {
                         "image": _write_picture(path, images, str(name or ""), picture.get("bytes"), digests),
-                        "candidate": row[names["candidate"]],
-                        "references": _texts(row[names["references"]]),
-                        "rating": row[names["rating"]],
+                        "candidate": row[candidate_column],
+                        "references": _texts(row[references_column]),
+                        "rating": row[rating_column],
                     }
         except FileError:
             raise
@@ -166,14 +183,22 @@ def _rows(paths: Sequence[Path], images: Path, digests: dict[str, str]) -> Itera
 
 
 def _column(path: Path, names: Sequence[str], what: str) -> str:
-    column = next((name for name in _COLUMNS[what] if name in names), None)
+    column = _present_column(names, what)
     if column is None:
         problem = f"has no column of the {what} ({', '.join(_COLUMNS[what])})"
         raise file_error(path, problem, f"it has {names}")
     return column
 
 
-def _write_picture(path: Path, images: Path, name: str, content: Any, digests: dict[str, str]) -> str:
+def _present_column(names: Sequence[str], what: str) -> str | None:
+    """The first name of `_COLUMNS` that a shard has."""
+    for name in _COLUMNS[what]:
+        if name in names:
+            return name
+    return None
+
+
+def _write_picture(path: Path, images: Path, name: str, content: object, digests: dict[str, str]) -> str:
     """The name of a picture, which is written once; others of the same name are named by their content."""
     if not isinstance(content, bytes):
         raise file_error(path, "holds a row without a picture", "the repository changed: report it")
@@ -189,10 +214,11 @@ def _write_picture(path: Path, images: Path, name: str, content: Any, digests: d
     return file_name
 
 
-def _texts(references: Any) -> list[str]:
+def _texts(references: str | Sequence[object]) -> list[str]:
     """References as a list, which some repositories write as Python does; another text is one reference."""
     if isinstance(references, str):
         literal = None
+        # These are what a caption raises that begins like Python, or nests brackets without end.
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
             literal = ast.literal_eval(references)
         references = literal if isinstance(literal, list) else [references]
@@ -203,11 +229,12 @@ def _texts(references: Any) -> list[str]:
 
 
 def _write_lines(path: Path, rows: Sequence[Row]) -> None:
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    path.write_text(text, encoding="utf-8")
+    with path.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def _write_json(path: Path, content: Any) -> None:
+def _write_json(path: Path, content: object) -> None:
     path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
@@ -220,23 +247,29 @@ def _write_expert(path: Path, rows: Sequence[Row]) -> None:
     for (image, candidate), values in ratings.items():
         lines.append({"image": image, "candidate": candidate, "ratings": values})
     _write_lines(path, lines)
-    _write_json(path.with_name(REFERENCES), {row["image"]: row["references"] for row in rows})
+    _write_references(path, rows)
 
 
 def _write_cf(path: Path, rows: Sequence[Row]) -> None:
     """Shares of yes votes, in place of their counts, which the repository does not have."""
-    captions = {f"{number}": row["candidate"] for number, row in enumerate(rows)}
+    captions = {}
     lines = ["image,caption_id,n_yes,n_no"]
     for number, row in enumerate(rows):
+        captions[f"{number}"] = row["candidate"]
         lines.append(f"{row['image']},{number},{row['rating']!r},{1 - row['rating']!r}")
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     _write_json(path.with_name("captions.json"), captions)
+    _write_references(path, rows)
+
+
+def _write_references(path: Path, rows: Sequence[Row]) -> None:
+    """The file of references next to the rows' own."""
     _write_json(path.with_name(REFERENCES), {row["image"]: row["references"] for row in rows})
 
 
 def _write_composite(path: Path, rows: Sequence[Row]) -> None:
     """The candidate that is one of its image's references is named, so that it counts as none."""
-    subset = "composite"
+    subset = "composite"  # the repository does not say which of the three
     references: dict[str, Row] = {}
     lines = []
     for row in rows:
@@ -263,7 +296,10 @@ def _write_longcap(path: Path, rows: Sequence[Row]) -> None:
 
 def _write_renamed(path: Path, rows: Sequence[Row], names: Mapping[str, str]) -> None:
     """Rows as they are, their fields called otherwise."""
-    _write_lines(path, [{names.get(key, key): value for key, value in row.items()} for row in rows])
+    renamed_rows = []
+    for row in rows:
+        renamed_rows.append({names.get(key, key): value for key, value in row.items()})
+    _write_lines(path, renamed_rows)
 
 
 _WRITERS: dict[str, Callable[[Path, Sequence[Row]], None]] = {

@@ -53,19 +53,31 @@ class Items:
     def __len__(self) -> int:
         return len(self.captions)
 
+    def take(self, rows: Sequence[int]) -> Items:
+        """The items at these positions."""
+        captions = [self.captions[row] for row in rows]
+        images = [self.images[row] for row in rows]
+        references = None
+        if self.references is not None:
+            references = [self.references[row] for row in rows]
+        names = None
+        if self.names is not None:
+            names = [self.names[row] for row in rows]
+        return Items(captions, images, references, names)
+
 
 class Scoring(NamedTuple):
     """One way in which a protocol has its items scored."""
 
     name: str  # e.g. `draw 1` or `4 references`
     items: Items  # the same object is scored once where that is possible
-    chosen: Sequence[Sequence[int]] | None = None  # positions of the references that count; None: all
+    positions: Sequence[Sequence[int]] | None = None  # of each item's references that count; None: all
 
     def references(self) -> list[list[str]] | None:
-        if self.items.references is None or self.chosen is None:
+        if self.items.references is None or self.positions is None:
             return self.items.references
         references = []
-        for texts, positions in zip(self.items.references, self.chosen, strict=True):
+        for texts, positions in zip(self.items.references, self.positions, strict=True):
             references.append([texts[position] for position in positions])
         return references
 
@@ -98,14 +110,18 @@ class Cell(NamedTuple):
 
 def _mean(cells: Sequence[Cell]) -> Cell:
     """The mean of cells, of scorings or of categories."""
-    draws = [cell.draws for cell in cells if cell.draws is not None]
-    return Cell(
-        float(np.mean([cell.value for cell in cells])),
-        cells[0].rows,
-        np.mean(draws, axis=0) if len(draws) == len(cells) else None,
-        tuple(cell.value for cell in cells) if len(cells) > 1 else (),
-        next((cell.undefined for cell in cells if cell.undefined), None),
-    )
+    values = []
+    draws = []
+    reason = None
+    for cell in cells:
+        values.append(cell.value)
+        if cell.draws is not None:
+            draws.append(cell.draws)
+        reason = reason or cell.undefined
+    # All scorings share their resamples of images, so that draws are averaged resample by resample.
+    mean_draws = np.mean(draws, axis=0) if len(draws) == len(cells) else None
+    runs = tuple(values) if len(values) > 1 else ()
+    return Cell(float(np.mean(values)), cells[0].rows, mean_draws, runs, reason)
 
 
 def _mean_of(values: Doubles, resamples: Resamples | None, undefined: str) -> Cell:
@@ -148,7 +164,10 @@ class JudgedSet(ABC):
     @cached_property
     def image_ids(self) -> list[str]:
         """Every image of the items once."""
-        return list(dict.fromkeys(image for scoring in self.scorings for image in scoring.items.images))
+        images: dict[str, None] = {}
+        for scoring in self.scorings:
+            images.update(dict.fromkeys(scoring.items.images))
+        return list(images)
 
     def levels(self, run: Scored) -> dict[str, list[float]]:
         """Scores by rating, to be drawn; of many ratings in ranges of equal counts."""
@@ -209,12 +228,11 @@ class RatedSet(JudgedSet):
         """The same with each statistic of the means of systems as well, where rows name several."""
         if self.systems is None or len(set(self.systems)) < 2:
             return self
-        table = {
-            f"{name} of systems": column._replace(of_systems=True)
-            for name, column in self.table.items()
-            if column.statistic != _WITHIN_IMAGES
-        }
-        return replace(self, table={**self.table, **table})
+        table = dict(self.table)
+        for name, column in self.table.items():
+            if column.statistic != _WITHIN_IMAGES:
+                table[f"{name} of systems"] = column._replace(of_systems=True)
+        return replace(self, table=table)
 
     def levels(self, run: Scored) -> dict[str, list[float]]:
         values = self.ratings[next(iter(self.table.values())).ratings]
@@ -232,7 +250,10 @@ class RatedSet(JudgedSet):
                     runs.append(self._statistics(rows, run, names, resamples))
             for name in names:
                 cells[rows._replace(statistic=name)] = _mean([run[name] for run in runs])
-        return {name: cells[column] for name, column in self.table.items()}
+        cells_by_name = {}
+        for name, column in self.table.items():
+            cells_by_name[name] = cells[column]
+        return cells_by_name
 
     def _statistics(
         self, rows: RatingColumn, run: Scored, names: Sequence[str], resamples: Resamples | None
@@ -252,7 +273,7 @@ class RatedSet(JudgedSet):
         if reason:
             return dict.fromkeys(names, Cell(math.nan, len(scores), undefined=reason))
         cells = {}
-        if self.by_annotator:
+        if self.by_annotator:  # without intervals: the paper's protocol has none for a mean of annotators
             for name in names:
                 cells[name] = Cell(annotator_mean(COEFFICIENTS[name], scores, ratings), len(scores))
             return cells
@@ -327,12 +348,18 @@ def _by_rating(ratings: Doubles, scores: Doubles) -> dict[str, list[float]]:
     ratings = ratings[finite]
     scores = scores[finite]
     distinct = np.unique(ratings)
+    scores_by_level: dict[str, list[float]] = {}
     if len(distinct) <= _LEVELS:
-        return {f"{value:.3g}": scores[ratings == value].tolist() for value in distinct}
+        for value in distinct:
+            scores_by_level[f"{value:.3g}"] = scores[ratings == value].tolist()
+        return scores_by_level
+    # Where many ratings are equal, quantiles coincide: there are fewer ranges then.
     bounds = np.unique(np.quantile(ratings, np.linspace(0, 1, _LEVELS)))
+    # The highest rating is the last bound, and belongs to the last range.
     groups = np.clip(np.searchsorted(bounds, ratings, side="right") - 1, 0, len(bounds) - 2)
-    names = [f"{low:.2g} to {high:.2g}" for low, high in pairwise(bounds)]
-    return {name: scores[groups == group].tolist() for group, name in enumerate(names)}
+    for group, (low, high) in enumerate(pairwise(bounds)):
+        scores_by_level[f"{low:.2g} to {high:.2g}"] = scores[groups == group].tolist()
+    return scores_by_level
 
 
 @dataclass(frozen=True)
@@ -375,11 +402,12 @@ class PairedSet(JudgedSet):
         runs = []
         for run, preferred in zip(scored, self.preferred, strict=True):
             runs.append(self._run(run.scores, preferred, resamples))
-        if self.by_scoring:
-            return {name: run["accuracy"] for name, run in zip(self.columns, runs, strict=True)}
         cells = {}
-        for name in self.columns:
-            cells[name] = _mean([run[name] for run in runs])
+        for place, name in enumerate(self.columns):
+            if self.by_scoring:
+                cells[name] = runs[place]["accuracy"]
+            else:
+                cells[name] = _mean([run[name] for run in runs])
         return cells
 
     def _sides(self, scores: Doubles, preferred: Sequence[int]) -> tuple[Doubles, Doubles]:
@@ -402,6 +430,7 @@ class PairedSet(JudgedSet):
         cells = {}
         for name in self.columns[:-1]:
             cells[name] = _mean_of(np.where(of_pair == name, won, np.nan), resamples, reason)
+        # Categories count alike, however many pairs they have: the mean column of the papers.
         rows = sum(cell.rows for cell in cells.values())
         return cells | {"mean": _mean(list(cells.values()))._replace(rows=rows)}
 
@@ -430,7 +459,10 @@ class PoolSet(JudgedSet):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return tuple(metric_class(name).title for name in _OF_CHOSEN)
+        titles = []
+        for name in _OF_CHOSEN:
+            titles.append(metric_class(name).title)
+        return tuple(titles)
 
     @property
     def clusters(self) -> list[str]:
@@ -443,17 +475,16 @@ class PoolSet(JudgedSet):
         images = np.asarray(items.images, dtype=object)[finite.index]
         rows = finite.groupby(images, sort=False).idxmax().tolist()  # the first of equal ones
         if not rows:
-            return {name: Cell(math.nan, 0, undefined="no candidate has a score") for name in self.columns}
+            return dict.fromkeys(self.columns, Cell(math.nan, 0, undefined="no candidate has a score"))
         references = items.references or []
-        best = Items(
-            [items.captions[row] for row in rows],
-            [items.images[row] for row in rows],
-            [references[row] for row in rows],
-        )
-        system = SystemSet(self.name, tuple(Scoring(name, best) for name in self.columns))
+        best = replace(items, references=references).take(rows)
+        scorings = []
         runs = []
-        for name in _OF_CHOSEN:
+        for column, name in zip(self.columns, _OF_CHOSEN, strict=True):
+            scorings.append(Scoring(column, best))
             result = load(name, empty="score").score(best.captions, references=best.references)
             corpus = result.mean if result.formula else None
             runs.append(Scored(np.array(result.scores, np.float64), corpus=corpus))
+        system = SystemSet(self.name, tuple(scorings))
+        # Resamples are of all pools: where one has no choice, rows and weights do not correspond.
         return system.cells(runs, resamples if len(rows) == len(self.clusters) else None)

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
 
 import numpy as np
 
@@ -72,7 +71,7 @@ class CaptionTable:
     read: list[str]
 
     @property
-    def path(self) -> Any:
+    def path(self) -> str | os.PathLike[str]:
         """The file, as messages name it."""
         return self.file.path
 
@@ -140,6 +139,7 @@ def read_table(
 ) -> CaptionTable:
     """A table of numbers about captions, in the columns that `columns_of` chooses. Raises FileError."""
     problems = Problems()
+    # A name with a comma or a dot may be a column as it is, or several, or a path into objects.
     expected: list[str] = []
     for option_name in options.describe():
         column = getattr(options, option_name) if option_name.endswith("_column") else None
@@ -151,8 +151,10 @@ def read_table(
     problems.raise_if_any()
     columns = list(columns_of(records))
     # Ratings 1 to 5 would pass for the ids of images 1 to 5, also those in a table with the mean as well.
-    of_annotators = [name for name in records.fields if names.annotators_of(name) is not None]
-    used = [*columns, *(name for name in of_annotators if name not in columns)]
+    used = list(columns)
+    for name in records.fields:
+        if names.annotators_of(name) is not None and name not in used:
+            used.append(name)
     read: list[str] = []
     captions: list[str | None] = [None] * len(records.rows)
     text_columns, texts = _texts(records, "caption", options, problems, used)
@@ -173,7 +175,9 @@ def read_table(
     systems: list[str] | None = None
     system_column = _system_column(records, options)
     if system_column is not None:
-        systems = [_system_of(records, index, system_column, problems) for index in range(len(records.rows))]
+        systems = []
+        for index in range(len(records.rows)):
+            systems.append(_system_of(records, index, system_column, problems))
         used.append(system_column)
         read.append(f"system = {system_column}")
     problems.raise_if_any()
@@ -197,7 +201,9 @@ def read_ratings(path: str | os.PathLike[str], options: RatingOptions | None = N
     are_named = options.rating_column is not None
     by_annotator = len(table.columns) > 1 and (are_named or _is_of_annotator(table.columns[0]))
     dropped: Counter[str] = Counter()
-    values = [_values_of(row, table.columns, dropped, by_annotator=by_annotator) for row in table.rows]
+    values = []
+    for row in table.rows:
+        values.append(_values_of(row, table.columns, dropped, by_annotator=by_annotator))
     return Ratings(table, values, by_annotator, dropped)
 
 
@@ -210,6 +216,7 @@ def _rating_columns(records: Records, options: RatingOptions) -> list[str]:
         columns = chosen_columns(records, options.rating_column)
         if columns:
             return columns
+        # The one refusal of names that a file does not have, with the names that it has.
         problems = Problems()
         refuse_unused(options, [TextFile(records, "caption", options, [])], problems)
         raise problems.error()
@@ -218,7 +225,11 @@ def _rating_columns(records: Records, options: RatingOptions) -> list[str]:
     groups = _rating_groups(records)
     if not groups:
         fields = [name for name in records.fields if name not in (KEY, "")]
-        numeric = [name for name in fields if holds_numbers(records, name) and not names.is_name(name, "id")]
+        numeric = []
+        for name in fields:
+            if holds_numbers(records, name) and not names.is_name(name, "id"):
+                numeric.append(name)
+        # No guess, even where one column alone has numbers: it may as well be a metric's score.
         example = ",".join(numeric) if numeric else "NAME"
         fix = f"name the column, or the columns of annotators, with {setting('rating_column', example)}"
         raise file_error(
@@ -226,7 +237,11 @@ def _rating_columns(records: Records, options: RatingOptions) -> list[str]:
         )
     _check_agreement(records, groups)
     # Those that agree are one rating, of the first that a record has.
-    alone = [name for group in groups if len(group) == 1 for name in group]
+    alone: list[str] = []
+    for group in groups:
+        if len(group) == 1:
+            alone += group
+    # A mean that the file has already is what its authors published, rather than one of ours.
     return alone or groups[0]
 
 
@@ -239,9 +254,13 @@ def _rating_groups(records: Records) -> list[list[str]]:
         if family is not None:
             families.setdefault(family, []).append(name)
     for level in names.levels("rating"):
-        alone = [[name] for name in fields if names.plain(name) in level]
-        if alone:
-            return [*alone, *(group for group in families.values() if len(group) > 1)]
+        groups = [[name] for name in fields if names.plain(name) in level]
+        if groups:
+            # One column such as `score_1` beside `rating` is no family: it may number anything.
+            for columns in families.values():
+                if len(columns) > 1:
+                    groups.append(columns)
+            return groups
     return list(families.values())
 
 
@@ -262,9 +281,12 @@ def _check_agreement(records: Records, groups: Sequence[Sequence[str]]) -> None:
             if len(values):
                 means[",".join(group)] = float(np.mean(values))
         first = next(iter(means.values()), math.nan)
-        differing = [name for name, mean in means.items() if abs(mean - first) > _ROUNDING + 1e-9]
-        if differing:
-            columns = [next(iter(means)), *differing]
+        # 1e-9: 3.7 - 3.65 is above 0.05 in float64 by its last bits.
+        columns: list[str] = []
+        for name, mean in means.items():
+            if not columns or abs(mean - first) > _ROUNDING + 1e-9:
+                columns.append(name)  # the first one, and those that differ from it
+        if len(columns) > 1:
             problem = (
                 f"has {' and '.join(map(repr, columns))}, which differ ({records.place(index)}): "
                 "which of them are the ratings?"
@@ -275,26 +297,31 @@ def _check_agreement(records: Records, groups: Sequence[Sequence[str]]) -> None:
 
 def holds_numbers(records: Records, name: str) -> bool:
     """True where most values of a column are numbers."""
-    values = [row[name] for row in islice(records.rows, 100) if row.get(name) not in (None, "")]
-    count = sum(number_of(value) is not None for value in values)
-    return count * 2 > len(values)
+    filled = 0
+    numeric = 0
+    for row in islice(records.rows, 100):  # a kind is plain by then, of a file of any length
+        value = row.get(name)
+        if value not in (None, ""):
+            filled += 1
+            numeric += number_of(value) is not None
+    return numeric * 2 > filled
 
 
 # values
 
 
-def number_of(value: Any) -> float | None:
+def number_of(value: object) -> float | None:
     """The finite number in a value, or in a text; None where there is none."""
-    if isinstance(value, bool):
+    if isinstance(value, bool):  # float(True) is 1.0, but a flag is not a rating
         return None
     try:
-        number = float(value)
+        number = float(value)  # type: ignore[arg-type]  # a TypeError says that it is none
     except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
 
 
-def numbers(values: Iterable[Any], name: str, dropped: Counter[str]) -> Doubles:
+def numbers(values: Iterable[object], name: str, dropped: Counter[str]) -> Doubles:
     """Ratings as numbers; those that are missing or not finite are NaN, and counted."""
     ratings = []
     for value in values:
@@ -311,9 +338,14 @@ def _values_of(row: Record, columns: Sequence[str], dropped: Counter[str], *, by
     if by_annotator:
         values = numbers([value_at(row, name) for name in columns], "ratings", dropped)
         finite = values[np.isfinite(values)]
+        # One rating of those annotators who gave one: rows of a caption must not count by their number.
         return finite.mean(keepdims=True) if len(finite) else finite
-    filled = (value_at(row, name) for name in columns if value_at(row, name) is not None)
-    value = next(filled, None)
+    value = None
+    for name in columns:
+        value = value_at(row, name)
+        if value is not None:
+            break
+    # In CSV a list is a text, "[4, 5, 3]".
     if isinstance(value, str) and value.strip().startswith("["):
         value = read_written_list(value) or value
     values = numbers(value if isinstance(value, list) else [value], "ratings", dropped)
@@ -327,26 +359,27 @@ def _texts(
     named = options.caption_column if role == "caption" else options.reference_column
     levels = names.levels(role)[: _CAPTION_LEVELS if role == "caption" else 1]
     usual_names = set().union(*levels)
-    usual_columns = [
-        name
-        for name in records.fields
-        if name not in without and names.plain(names.base_of(name)) in usual_names
-    ]
+    usual_columns = []
+    for name in records.fields:
+        if name not in without and names.plain(names.base_of(name)) in usual_names:
+            usual_columns.append(name)
     if VALUE in records.fields or not (usual_columns or (named and has_path(records, named))):
         return [], {}
     columns = chosen_columns(records, named) if named else usual_columns
     indices = []  # of the records that have a text
-    for index, row in enumerate(records.rows):
-        if any(not _is_missing(value_at(row, name)) for name in columns or usual_columns):
-            indices.append(index)
-    numbers_of_records = [records.numbers[index] for index in indices] if records.unit else ()
+    numbers_of_records = []  # lines or rows of the file, by which messages name records
     rows = []
-    for index in indices:
-        row = records.rows[index]
+    for index, row in enumerate(records.rows):
+        if not _has_value(row, columns or usual_columns):
+            continue
+        indices.append(index)
+        # Without the columns of numbers: `score` would be a text as well where no caption is named.
         rows.append({name: value for name, value in row.items() if name not in without})
-    part = replace(records, rows=rows, numbers=numbers_of_records)
+        if records.unit:
+            numbers_of_records.append(records.numbers[index])
     if not rows:
         return [], {}
+    part = replace(records, rows=rows, numbers=numbers_of_records)
     file = texts_of(part, role, options, problems, several=role == "references")
     texts: dict[int, list[str]] = {}
     for owner, text in zip(file.owners, file.texts, strict=True):
@@ -354,8 +387,12 @@ def _texts(
     return file.columns, texts
 
 
-def _is_missing(value: Any) -> bool:
-    return value is None or value != value
+def _has_value(row: Record, columns: Sequence[str]) -> bool:
+    for name in columns:
+        value = value_at(row, name)
+        if value is not None and value == value:  # Parquet has NaN for missing texts
+            return True
+    return False
 
 
 def _system_column(records: Records, options: RatingOptions) -> str | None:
@@ -364,11 +401,18 @@ def _system_column(records: Records, options: RatingOptions) -> str | None:
         return options.system_column if has_path(records, options.system_column) else None
     columns = [name for name in records.fields if names.is_name(name, "system")]
     for name in columns[1:]:
-        pairs = {(str(row.get(columns[0])), str(row.get(name))) for row in records.rows}
-        of_first = {system for system, _ in pairs}
-        of_second = {system for _, system in pairs}
+        pairs = set()
+        of_first = set()
+        of_second = set()
+        for row in records.rows:
+            first = str(row.get(columns[0]))
+            second = str(row.get(name))
+            pairs.add((first, second))
+            of_first.add(first)
+            of_second.add(second)
+        # `model` may be another spelling of `system`: then each name of the one has one name of the other.
         if len(pairs) > min(len(of_first), len(of_second)):
-            fix = f"choose {' or '.join(setting('system_column', column) for column in (columns[0], name))}"
+            fix = f"choose {setting('system_column', columns[0])} or {setting('system_column', name)}"
             problem = f"has {columns[0]!r} and {name!r}, which name different systems"
             raise file_error(records.path, problem, fix)
     return columns[0] if columns else None
@@ -382,11 +426,15 @@ def _system_of(records: Records, index: int, column: str, problems: Problems) ->
     return str(system).strip()
 
 
-def warn_of_other_images(path: Any, judged: RatedSet) -> None:
+def warn_of_other_images(path: str | os.PathLike[str], judged: RatedSet) -> None:
     """Warn where systems are rated on different images, whose means compare different things."""
     images: dict[str, set[str]] = {}
     for system, image in zip(judged.systems or [], judged.clusters, strict=False):
         images.setdefault(system, set()).add(image)
-    image_sets = list(images.values())
-    if any(image_set != image_sets[0] for image_set in image_sets):
-        warn(f"{path}: systems are rated on different images, so their means compare different images, too")
+    rated_by_any = set(judged.clusters)
+    for rated_of_system in images.values():
+        if rated_of_system != rated_by_any:
+            warn(
+                f"{path}: systems are rated on different images, so their means compare different images, too"
+            )
+            return

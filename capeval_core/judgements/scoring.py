@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 
+from capeval_core.inputs.samples import Samples
+from capeval_core.judgements.correlation import Doubles
 from capeval_core.judgements.protocols import Items, JudgedSet, Scored, Scoring
-from capeval_core.metric import CaptionMetric, CorpusOptions, Reranker, prepared, with_options
+from capeval_core.metric import CaptionMetric, Reranker, prepared, with_options
 from capeval_core.result import Result
 
 
@@ -21,7 +22,10 @@ def labels_of(metric: type[CaptionMetric]) -> dict[str, str]:
     formula = metric.formula
     if formula is None:
         return {metric.title: metric.key}
-    return {name.upper().replace("_", "-"): name for name in sorted(formula.names)}
+    labels = {}
+    for name in sorted(formula.names):
+        labels[name.upper().replace("_", "-")] = name  # `bleu_4` is BLEU-4 in papers
+    return labels
 
 
 _Run = tuple[Result | None, list[int]]
@@ -32,7 +36,7 @@ class SetScorer(NamedTuple):
     """Scores a judged set with metrics."""
 
     judged: JudgedSet
-    visuals: Mapping[str, Any] = {}  # by id; captions of others have no score
+    visuals: Mapping[str, object] = {}  # by id; captions of others have no score
     rows: Path | None = None  # a folder that keeps rows, so that a run that was stopped can be resumed
     progress: bool = False
 
@@ -50,10 +54,10 @@ class SetScorer(NamedTuple):
         """A run for each scoring; what scorings share is scored once."""
         scorings = self.judged.scorings
         share_items = all(scoring.items is scorings[0].items for scoring in scorings)
-        options = metric.options
-        corpus = isinstance(options, CorpusOptions) and getattr(options, "idf", True) is not None
-        # Where other references are another aggregation of the same rows.
-        if metric.reference_columns and not corpus and share_items and len(scorings) > 1:
+        # Where other references are another aggregation of the same rows: not where statistics, of which rows
+        # depend, are made of the references themselves.
+        aggregates = metric.reference_columns and not metric.options.lacks_statistics
+        if aggregates and share_items and len(scorings) > 1:
             return self._runs_of_references(metric)
         runs: dict[str, _Run] = {}
         names = []
@@ -78,16 +82,18 @@ class SetScorer(NamedTuple):
         references = items.references or []
         positions_of_scorings: list[Sequence[Sequence[int]]] = []
         for scoring in self.judged.scorings:
-            positions = scoring.chosen
+            positions = scoring.positions
             if positions is None:
                 positions = [range(len(texts)) for texts in references]
             positions_of_scorings.append(positions)
         used: list[list[int]] = []  # of each item, the references that any scoring takes
         texts_used: list[list[str]] = []
         for row in range(len(items)):
-            union = sorted(set().union(*(positions[row] for positions in positions_of_scorings)))
-            used.append(union)
-            texts_used.append([references[row][place] for place in union])
+            union: set[int] = set()
+            for positions in positions_of_scorings:
+                union.update(positions[row])
+            used.append(sorted(union))  # in the order of the set's references, as a single run has them
+            texts_used.append([references[row][place] for place in used[row]])
         rows, samples = self._samples(metric, items, texts_used)
         if samples is None:
             return [(None, [])] * len(self.judged.scorings)
@@ -97,6 +103,7 @@ class SetScorer(NamedTuple):
             places = []  # of each row's references among those that were encoded
             for row in rows:
                 places.append([used[row].index(place) for place in positions[row]])
+            # Every row needs a reference, else none of this scoring has a mean over the same captions.
             if all(places):
                 runs.append((metric.combine(_with_references(metric, table, places)), rows))
             else:
@@ -110,42 +117,45 @@ class SetScorer(NamedTuple):
         ready = prepared(self._with_folder(metric, name), samples)
         result = ready.combine(ready.encode_all(samples, progress=self.progress))
         if isinstance(metric, Reranker):  # scores are of the chosen candidate of each pool
-            choices = zip(samples.starts, result.parts["choice"], strict=True)
-            rows = [rows[start + choice] for start, choice in choices]
+            choices = []
+            for start, choice in zip(samples.starts, result.parts["choice"], strict=True):
+                choices.append(rows[start + choice])
+            return result, choices
         return result, rows
 
     def _samples(
         self, metric: CaptionMetric, items: Items, references: list[list[str]] | None
-    ) -> tuple[list[int], Any]:
+    ) -> tuple[list[int], Samples | None]:
         """Checked samples of the items that can be scored, and their positions."""
-        rows = list(range(len(items)))
-        if metric.needs_references:
-            if references is None:
-                raise ValueError(f"{metric.name} needs references, and {self.judged.name} has none")
-            rows = [row for row in rows if references[row]]
+        if metric.needs_references and references is None:
+            raise ValueError(f"{metric.name} needs references, and {self.judged.name} has none")
         visual_of = self.visuals
         if metric.options.images_are_ids:
-            visual_of = {image: image for image in items.images}
-        if metric.media:
-            rows = [row for row in rows if items.images[row] in visual_of]
-        if not rows:
+            visual_of = dict(zip(items.images, items.images, strict=True))
+        pools: dict[str | int, list[int]] = {}  # by image for a reranker, else a pool per row
+        for row, image in enumerate(items.images):
+            if metric.needs_references and references and not references[row]:
+                continue
+            if metric.media and image not in visual_of:
+                continue
+            pools.setdefault(image if isinstance(metric, Reranker) else row, []).append(row)
+        if not pools:
             return [], None
-        pools: dict[Any, list[int]] = {}
-        for row in rows:
-            pools.setdefault(items.images[row] if isinstance(metric, Reranker) else row, []).append(row)
-        rows = [row for pool in pools.values() for row in pool]  # pool after pool, as candidates are
-        captions: list[Any] = [items.captions[row] for row in rows]
-        if isinstance(metric, Reranker):
-            captions = []
-            for pool in pools.values():
-                captions.append([items.captions[row] for row in pool])
-        visuals = None
-        if metric.media:
-            visuals = [visual_of[items.images[pool[0]]] for pool in pools.values()]
+        rows: list[int] = []  # pool after pool, as candidates are
+        captions: list[str | list[str]] = []
+        visuals: list[object] = []
+        for pool in pools.values():
+            rows += pool
+            visuals.append(visual_of[items.images[pool[0]]] if metric.media else None)
+            captions_of_pool = [items.captions[row] for row in pool]
+            if isinstance(metric, Reranker):
+                captions.append(captions_of_pool)
+            else:
+                captions += captions_of_pool
         texts = None
         if metric.needs_references and references:
             texts = [references[row] for row in rows]
-        return rows, metric.check(captions, visuals, texts)
+        return rows, metric.check(captions, visuals if metric.media else None, texts)
 
     def _with_folder(self, metric: CaptionMetric, name: str = "") -> CaptionMetric:
         """The metric with its own folder of rows, if there are any."""
@@ -156,8 +166,13 @@ class SetScorer(NamedTuple):
 
 def _with_references(metric: CaptionMetric, rows: pa.Table, positions: Sequence[Sequence[int]]) -> pa.Table:
     """Rows with only some of their references, by positions for each index."""
-    of_rows = [positions[index] for index in rows["index"].to_pylist()]
-    columns: dict[str, list[Any]] = {"references": list(map(len, of_rows))}
+    # By index: rows that are read from a folder come in the order in which they were written.
+    of_rows = []
+    counts: list[object] = []
+    for index in rows["index"].to_pylist():
+        of_rows.append(positions[index])
+        counts.append(len(positions[index]))
+    columns = {"references": counts}
     for name in metric.reference_columns:
         columns[name] = []
         for values, places in zip(rows[name].to_pylist(), of_rows, strict=True):
@@ -174,12 +189,22 @@ def _scored_by(key: str, result: Result | None, rows: list[int], count: int) -> 
     if result is None:
         return Scored(np.full(count, math.nan))
     scores = result.scores if key == result.key else result.parts[key]
-    parts = {name: part for name, part in result.parts.items() if all(map(_is_number, part))}
-    columns = pd.DataFrame({**parts, "": scores}, index=rows, dtype=np.float64).reindex(range(count))
-    by_name = {name: columns[name].to_numpy() for name in columns}
+    # Of the parts only numbers can be compared with ratings; others are texts, lists or flags.
+    parts = {}
+    for name, part in result.parts.items():
+        if _are_numbers(part):
+            parts[name] = _in_place(part, rows, count)
+    # The mean of BLEU's rows is not what papers report as BLEU of a system.
     corpus = None if result.formula is None else result.numbers[key]
-    return Scored(by_name.pop(""), by_name, corpus, result.signature)
+    return Scored(_in_place(scores, rows, count), parts, corpus, result.signature)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _in_place(values: Sequence[float], rows: list[int], count: int) -> Doubles:
+    """(count,) values at their rows, NaN elsewhere."""
+    array = np.full(count, math.nan)
+    array[rows] = values
+    return array
+
+
+def _are_numbers(values: Sequence[object]) -> bool:
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)

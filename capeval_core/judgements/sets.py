@@ -40,18 +40,18 @@ class SetEntry(NamedTuple):
     name: str
     title: str
     summary: str
-    files: Sequence[str]
-    form: str
+    files: Sequence[str]  # the first one has the rows
+    form: str  # the files in words, for messages
     source: str = ""
-    fields: Mapping[str, str] = {}
-    folders: Sequence[str] = ()
+    fields: Mapping[str, str] = {}  # kinds, of `_KINDS`, by column of the first file
+    folders: Sequence[str] = ()  # other names that its folder has in releases
     media: str = "image"
-    loader: str | Callable[..., JudgedSet] = ""
+    loader: str | Callable[..., JudgedSet] = ""  # "": the loader of its name
     rating: str = "rating"
-    references: Sequence[int] = ()
+    references: Sequence[int] = ()  # numbers of references, a scoring each
     columns: Mapping[str, Any] = {"tau_b": {"statistic": "tau_b"}, "tau_c": {"statistic": "tau_c"}}
     settings: Mapping[str, Sequence[str]] = {}
-    released: Sequence[Sequence[str]] = ()
+    released: Sequence[Sequence[str]] = ()  # other sets of files, as their authors publish them
     hub: Mapping[str, Any] = {}
 
     def advice(self) -> str:
@@ -63,7 +63,10 @@ class SetEntry(NamedTuple):
 
     def rating_columns(self) -> dict[str, RatingColumn]:
         """The columns of its table of ratings, by title."""
-        return {title: RatingColumn(**column) for title, column in self.columns.items()}
+        columns = {}
+        for title, column in self.columns.items():
+            columns[title] = RatingColumn(**column)
+        return columns
 
 
 _FILE = tomllib.loads(Path(__file__).with_name("sets.toml").read_text(encoding="utf-8"))
@@ -86,6 +89,7 @@ def judged_sets() -> dict[str, SetEntry]:
             warn(f"the judged set {point.name!r} ({point.value}) could not be loaded: {error}")
             continue
         if isinstance(entry, SetEntry):
+            # Never in place of a set of ours: `judge flickr8k_expert` means the same on every machine.
             sets.setdefault(entry.name, entry)
         else:
             warn(f"the judged set {point.name!r} ({point.value}) is {described(entry)}: expected a SetEntry")
@@ -107,6 +111,7 @@ def folder_of(entry: SetEntry, data: str | Path) -> Path:
     path = Path(data)
     text = str(data)
     if not path.exists() and text.count("/") == 1 and not text.startswith((".", "/", "~")):
+        # A folder of this name would have come first: nothing is fetched in its place.
         path = _downloaded(entry, text)
     elif not path.is_dir():
         problem = "is a file, expected a folder" if path.exists() else "there is no such folder"
@@ -114,15 +119,20 @@ def folder_of(entry: SetEntry, data: str | Path) -> Path:
     forms = [entry.files, *entry.released]
     if entry.name == "own":
         forms = [[name] for name in OWN_FILES]
+    places = [path]
+    for name in (entry.name, *entry.folders):
+        places.append(path / name)
     folder = None
     # A folder of sets may hold a file of the same name as one of this set: the innermost folder counts.
-    for candidate in (path, *(path / name for name in (entry.name, *entry.folders))):
-        if any(_are_in(candidate, files) for files in forms):
-            folder = candidate
+    for place in places:
+        for files in forms:
+            if not _missing_files(place, files):
+                folder = place
     if folder is None:
-        missing = [file for file in entry.files if not (path / file).is_file()]
+        missing = _missing_files(path, entry.files)
         problem = f"there is no {' and no '.join(missing)} of {entry.title} here, nor in {path / entry.name}"
         raise file_error(path, problem, entry.advice(), sentence=True)
+    # Sets share names of files, such as `pairs.jsonl`: a table under the wrong title would be wrong silently.
     owner = _set_of_folder(folder)
     if owner is not None and owner is not entry and "own" not in (entry.name, owner.name):
         fix = f"`capeval judge {owner.name}` judges it; rename the folder if it holds {entry.title}"
@@ -146,6 +156,7 @@ def _downloaded(entry: SetEntry, dataset: str) -> Path:
         problem = f"the data set could not be loaded from the Hub ({why})"
         return file_error(dataset, problem, "check the id, or name a folder", sentence=True)
 
+    # References and draws lie in further JSON files, which the entry does not list.
     patterns = [*entry.files, "*.json"]
     return download(
         dataset, f"data set {dataset!r}", patterns, lambda _: [], error=unavailable, kind="dataset"
@@ -159,8 +170,10 @@ def find_visuals(folder: Path, ids: Sequence[str]) -> dict[str, Path]:
     visuals: dict[str, Path] = {}
     for visual_id in ids:
         matches = files.find(visual_id)
+        # Of several (`1.jpg` and `1.png`) none is taken: a guess would score another image without a word.
         if len(matches) == 1:
             visuals[visual_id] = folder / matches[0]
+    # Some missing images are counted in the table; none at all is a wrong folder.
     if not visuals:
         content = f"it has {some_of(files.names.entries)}" if files.names.entries else "it is empty"
         problem = f"none of the {len(ids):,} ids ({some_of(ids)}) has a file here; {content}"
@@ -203,7 +216,7 @@ def load_set(name: str, data: str | Path, **settings: Any) -> JudgedSet:
     first = folder / entry.files[0]
     rows: Any
     if entry.released and not first.is_file():
-        rows = read_released(folder, next(files for files in entry.released if _are_in(folder, files)))
+        rows = _released_rows(entry, folder)
     elif entry.fields:
         rows = read_rows(first, entry.fields)
     else:
@@ -212,8 +225,17 @@ def load_set(name: str, data: str | Path, **settings: Any) -> JudgedSet:
     return load(entry, folder, rows, **settings)
 
 
-def _are_in(folder: Path, files: Iterable[str]) -> bool:
-    return all((folder / file).is_file() for file in files)
+def _released_rows(entry: SetEntry, folder: Path) -> pd.DataFrame:
+    """The rows of the released form whose files are all in a folder."""
+    for files in entry.released:
+        if not _missing_files(folder, files):
+            return read_released(folder, files)
+    raise file_error(folder, f"has no files of {entry.title}", entry.advice())
+
+
+def _missing_files(folder: Path, files: Iterable[str]) -> list[str]:
+    """Those of these files that are not in a folder."""
+    return [file for file in files if not (folder / file).is_file()]
 
 
 # files
@@ -223,10 +245,13 @@ def read_rows(path: Path, fields: Mapping[str, str]) -> pd.DataFrame:
     """The rows of a table by their names in messages; `fields` with their kinds are there."""
     problems = Problems()
     records = read_records(path, "caption", problems, fields)
-    places = [records.place(index) for index in range(len(records.rows))]
-    for place, row in zip(places, records.rows, strict=True):
+    places = []
+    for index, row in enumerate(records.rows):
+        place = records.place(index)
+        places.append(place)
         for field, kind in fields.items():
             types, noun = _KINDS[kind]
+            # True is an int in Python, and not an id.
             if not isinstance(row.get(field), types) or isinstance(row[field], bool):
                 hint = "" if field in row else did_you_mean(field, row)
                 problem = f"{field}: {described(row.get(field), none='nothing')}{hint}"
@@ -235,6 +260,7 @@ def read_rows(path: Path, fields: Mapping[str, str]) -> pd.DataFrame:
     columns = {}
     for name in records.fields:
         columns[name] = [row.get(name) for row in records.rows]
+    # As objects: pandas would make floats of whole numbers beside a missing one, and 12 the id "12.0".
     return pd.DataFrame(columns, index=places, dtype=object)
 
 
@@ -250,12 +276,16 @@ def _read_texts(path: Path, *, lists: bool = False) -> dict[str, Any]:
         texts = [value]
         if lists:
             texts = value if isinstance(value, list) else []
-        if not texts or not all(isinstance(text, str) for text in texts):
+        if not texts or not _are_texts(texts):
             where = f"key {name!r}"
             problem = described(value, none="null")
             problems.add(file_error(path, problem, f"expected {noun}", index=where, sentence=True))
     problems.raise_if_any()
     return content
+
+
+def _are_texts(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
 
 
 def _references(path: Path, images: Iterable[str]) -> list[list[str]]:
@@ -268,7 +298,7 @@ def _references_of(
 ) -> list[list[str]]:
     """The references of each image, by image; FileError names the file that lacks some."""
     images = list(images)
-    missing = sorted({image for image in images if image not in references})
+    missing = sorted(set(images) - set(references))
     if missing:
         share = f"{len(missing):,} of {len(set(images)):,} images ({', '.join(map(repr, missing[:3]))})"
         raise file_error(path, f"{share} have no references", sentence=True)
@@ -279,6 +309,7 @@ def _references_of(
 
 
 def _column(rows: pd.DataFrame, name: str) -> list[Any]:
+    # A column that is in no row counts as missing ratings, with their reason, as empty cells do.
     return rows[name].tolist() if name in rows else [None] * len(rows)
 
 
@@ -307,10 +338,14 @@ def _rated(
 
     noun: what the ratings are called where some are dropped.
     """
-    values_of_items = [numbers(of_item, noun, dropped) for of_item in ratings]
-    counts = [len(values) for values in values_of_items]
-    item = np.repeat(np.arange(len(counts)), counts)
-    values = np.concatenate([*values_of_items, []])
+    values_of_items = []
+    counts = []
+    for of_item in ratings:
+        numbers_of_item = numbers(of_item, noun, dropped)
+        values_of_items.append(numbers_of_item)
+        counts.append(len(numbers_of_item))
+    item = np.repeat(np.arange(len(counts)), counts)  # (ratings,)
+    values = np.concatenate([*values_of_items, []])  # numpy concatenates no empty list
     finite = np.isfinite(values)
     return RatedSet(
         entry.name,
@@ -340,16 +375,15 @@ def _flickr8k_expert(entry: SetEntry, folder: Path, rows: pd.DataFrame) -> Rated
     """Candidates that are a reference of their image are left out."""
     captions = _collapsed(rows.candidate)
     texts = rows.references if "references" in rows else _references(folder / REFERENCES, rows.image)
+    # As CLIPScore's script of this table does, before candidates are looked for among the references.
     references = _all_collapsed(texts)
-    # Such a candidate would agree perfectly with itself.
-    counted = [row for row, caption in enumerate(captions) if caption not in references[row]]
+    counted = []
+    for row, caption in enumerate(captions):
+        if caption not in references[row]:  # else it would agree perfectly with itself
+            counted.append(row)
     left_out = int(rows.ratings.map(len).sum() - rows.ratings.iloc[counted].map(len).sum())
     dropped = Counter({"ratings of a candidate that is a reference of its image": left_out})
-    items = Items(
-        [captions[row] for row in counted],
-        rows.image.iloc[counted].tolist(),
-        [references[row] for row in counted],
-    )
+    items = Items(captions, rows.image.tolist(), references).take(counted)
     return _rated(entry, items, rows.ratings.iloc[counted], dropped)
 
 
@@ -372,7 +406,9 @@ def _flickr8k_cf(entry: SetEntry, folder: Path, rows: pd.DataFrame) -> RatedSet:
     no = numbers(rows.n_no, "votes (n_no)", dropped)
     with np.errstate(invalid="ignore"):  # a candidate without votes has no share
         shares = yes / (yes + no)
-    return _rated(entry, items, [share[~np.isnan(share)] for share in shares.reshape(-1, 1)], dropped)
+    # The votes were counted as missing already: a share that is NaN would be counted a second time.
+    ratings = [share[~np.isnan(share)] for share in shares.reshape(-1, 1)]
+    return _rated(entry, items, ratings, dropped)
 
 
 def _captions_of(path: Path, caption_ids: Iterable[str]) -> list[str]:
@@ -394,12 +430,14 @@ def _composite(entry: SetEntry, folder: Path, rows: pd.DataFrame) -> RatedSet:
         for key, of_image in load_json(path).items():
             texts = of_image["references"]
             human = of_image.get("human_candidate_index")
+            # A negative index would take the last reference out, silently.
             if not isinstance(texts, list) or not (human is None or 0 <= human < len(texts)):
                 raise TypeError(f"key {key!r}")
             references[key] = [text for index, text in enumerate(texts) if index != human]
     except (AttributeError, KeyError, TypeError) as error:
         form = "{subset/image: {references, human_candidate_index}}"
         raise file_error(path, f"is not {form} ({error})") from error
+    # An image is named within its subset: of Flickr8k, Flickr30k or COCO.
     images = (rows.subset + "/" + rows.image).tolist()
     items = Items(rows.candidate.tolist(), images, _references_of(references, images, path))
     return _rated(entry, items, _one_each(_column(rows, "rating")), Counter())
@@ -419,11 +457,13 @@ def load_own(data: str | Path, options: RatingOptions | None = None, visuals: Pa
         folder = path.parent
     else:
         folder = folder_of(SETS["own"], data)
-        files = [folder / name for name in OWN_FILES if (folder / name).is_file()]
+        files = []
+        for name in OWN_FILES:
+            if (folder / name).is_file():
+                files.append(name)
         if len(files) > 1:
-            names_of_files = " and ".join(file.name for file in files)
-            raise file_error(folder, f"holds {names_of_files}", "name one of them with --data")
-        path = files[0]
+            raise file_error(folder, f"holds {' and '.join(files)}", "name one of them with --data")
+        path = folder / files[0]
     rated = read_ratings(path, options)
     table = rated.table
     find = None if visuals is None else Folder(visuals).find
@@ -437,18 +477,32 @@ def load_own(data: str | Path, options: RatingOptions | None = None, visuals: Pa
             fix = f"name the column of captions with {setting('caption_column', 'NAME')}"
             problems.add(file_error(path, "has no caption", fix, index=table.place(index)))
     problems.raise_if_any()
-    images = [str(image) for image in ids]
+    images = []
+    captions = []
+    places = []
+    item = []  # of each rating, the record that it is about
+    for index, caption in enumerate(table.captions):
+        images.append(str(ids[index]))
+        captions.append(str(caption))
+        places.append(f"{path.name} {table.place(index)}")
+        item += [index] * len(rated.values[index])
+    # A column of the table is nearer to its captions than a file beside it.
     references = table.references
     if references is None and (folder / REFERENCES).exists():
         references = _references(folder / REFERENCES, images)
-    places = [f"{path.name} {table.place(index)}" for index in range(len(images))]
-    items = Items([str(caption) for caption in table.captions], images, references, places)
-    item = np.repeat(np.arange(len(images)), [len(values) for values in rated.values])
+    items = Items(captions, images, references, places)
     ratings = {"rating": np.concatenate([*rated.values, []])}
-    systems = None if table.systems is None else [table.systems[place] for place in item]
+    systems = None
+    if table.systems is not None:
+        systems = [table.systems[index] for index in item]
     notes = (rated.sentence(), *table.file.notes)
     judged = RatedSet(
-        "own", (Scoring("", items),), item, ratings, SETS["own"].rating_columns(), dropped=rated.dropped
+        "own",
+        (Scoring("", items),),
+        np.array(item, dtype=np.int64),
+        ratings,
+        SETS["own"].rating_columns(),
+        dropped=rated.dropped,
     )
     judged = replace(judged, systems=systems, notes=notes)
     warn_of_other_images(path, judged)
@@ -459,16 +513,22 @@ def load_own(data: str | Path, options: RatingOptions | None = None, visuals: Pa
 def _thumb(entry: SetEntry, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """Pearson's correlation with precision, recall and the total; of a metric's own parts with theirs."""
     dropped = Counter[str]()
-    values = {column: numbers(_column(rows, column), column, dropped) for column in ("P", "R", "human_score")}
-    rated = np.flatnonzero(np.isfinite(list(values.values())).all(axis=0))
+    columns = []
+    for name in ("P", "R", "human_score"):
+        columns.append(numbers(_column(rows, name), name, dropped))
+    precision, recall, total = columns
+    # All columns of a table are of the same captions, so that their coefficients can be compared.
+    rated = np.flatnonzero(np.isfinite(columns).all(axis=0))
+    ratings = {"P": precision[rated], "R": recall[rated], "human_score": total[rated]}
     references = _references(folder / REFERENCES, rows.seg_id)
     items = Items(rows.hyp.tolist(), rows.image.tolist(), references)
+    # The paper prints both, since metrics rank captions by people lower than people do.
     by_people = rows.SYS.iloc[rated] == "Human"
     return RatedSet(
         entry.name,
         (Scoring("", items),),
         rated,
-        {column: ratings[rated] for column, ratings in values.items()},
+        ratings,
         entry.rating_columns(),
         subsets=np.where(by_people, "people", "without human captions").tolist(),
         dropped=dropped,
@@ -478,7 +538,10 @@ def _thumb(entry: SetEntry, folder: Path, rows: pd.DataFrame) -> RatedSet:
 @_loader("longcap_arena")
 def _longcap_arena(entry: SetEntry, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """A file of captions for each perspective, with one rating each."""
-    tables = {file.split(".")[1]: read_rows(folder / file, entry.fields) for file in entry.files}
+    tables = {}
+    for file in entry.files:
+        perspective = file.split(".")[1]  # e.g. of `test.desc.jsonl`
+        tables[perspective] = read_rows(folder / file, entry.fields)
     joined = pd.concat(tables)  # whose first level of the index is the perspective
     items = Items(joined.cand.tolist(), joined.file_name.tolist(), joined.refs.tolist())
     rated = _rated(entry, items, _one_each(_column(joined, "score")), Counter(), "scores")
@@ -494,11 +557,15 @@ def _vatex_eval(entry: SetEntry, folder: Path, rows: pd.DataFrame) -> RatedSet:
     items = Items(rows.candidate.tolist(), videos, _references(folder / REFERENCES, videos))
     ratings = [numbers(of_caption, "ratings", dropped) for of_caption in rows.ratings]
     annotators = max(map(len, ratings))
-    # A coefficient is computed by annotator, over captions that all of them rated.
-    by_all = [len(of_caption) == annotators for of_caption in ratings]
-    dropped["captions that not all annotators rated"] = by_all.count(False)
-    rated = [row for row, complete in enumerate(by_all) if complete and np.isfinite(ratings[row]).all()]
-    matrix = np.array([ratings[row] for row in rated]).reshape(-1, annotators)
+    rated = []  # captions that all annotators rated: a coefficient is computed by annotator
+    ratings_of_rated = []
+    for row, of_caption in enumerate(ratings):
+        if len(of_caption) < annotators:
+            dropped["captions that not all annotators rated"] += 1
+        elif np.isfinite(of_caption).all():  # the others were counted by `numbers`
+            rated.append(row)
+            ratings_of_rated.append(of_caption)
+    matrix = np.array(ratings_of_rated).reshape(-1, annotators)  # (0, annotators) of none
     return RatedSet(
         entry.name,
         _first_references(items, (0, 1, 9)),
@@ -515,7 +582,10 @@ def _first_references(items: Items, counts: Sequence[int]) -> tuple[Scoring, ...
     names = {0: "no reference", 1: "1 reference"}
     scorings = []
     for count in counts:
-        positions = [range(min(count, len(texts))) for texts in items.references or []]
+        positions = []
+        for texts in items.references or []:
+            positions.append(range(min(count, len(texts))))
+        # The same items in each: what needs no references is scored once for all of them.
         scorings.append(Scoring(names.get(count, f"{count} references"), items, positions))
     return tuple(scorings)
 
@@ -533,7 +603,10 @@ def _pairs(
 
 def _twice(entries: Iterable[_Entry]) -> list[_Entry]:
     """The entries of pairs for their captions: each twice, one after the other."""
-    return [entry for entry in entries for _ in range(2)]
+    doubled = []
+    for entry in entries:
+        doubled += [entry, entry]
+    return doubled
 
 
 @_loader("foil")
@@ -543,6 +616,7 @@ def _foil(entry: SetEntry, folder: Path, rows: pd.DataFrame) -> PairedSet:
     scorings: tuple[Scoring, ...] = (Scoring("accuracy", items),)
     if entry.references:
         scorings = _first_references(items, entry.references)
+    # Paragraphs are numbered within their video.
     paragraphs = (rows.video + "/" + rows.paragraph).tolist() if "paragraph" in rows else None
     first_preferred = [0] * len(rows)  # the right caption is the first of each pair
     return PairedSet(
@@ -565,14 +639,17 @@ def _pascal50s(
     if draws == "fixed":
         positions_of_draws = [_indices(path, load_json(path), references)]
     elif path.exists():
-        positions_of_draws = [_indices(path, draw, references) for draw in load_json(path)]
+        positions_of_draws = []
+        for draw in load_json(path):
+            positions_of_draws.append(_indices(path, draw, references))
     else:
         positions_of_draws = _drawn(references)
-    labelled = np.flatnonzero([label in ("a", "b") for label in _column(rows, labels)])
+    labelled = np.flatnonzero(pd.Series(_column(rows, labels), dtype=object).isin(["a", "b"]))
     if not len(labelled):
         raise file_error(folder / "pairs.jsonl", f"no pair has {labels!r} a or b", sentence=True)
     pairs = rows.iloc[labelled]
     items = _pairs(pairs, ("caption_a", "caption_b"), [references[row] for row in labelled])
+    # Drawn for all pairs and selected afterwards: a pair has the same references whatever labels count.
     draws_of_pairs = []
     for draw in positions_of_draws:
         draws_of_pairs.append([draw[row] for row in labelled])
@@ -594,21 +671,23 @@ def _abstract50s(entry: SetEntry, folder: Path, rows: pd.DataFrame) -> PairedSet
     references = rows.references.tolist()
     path = folder / "draws.json"
     preferred = []
+    draws = []
     if path.exists():
-        content = load_json(path)
-        draws = [_indices(path, draw["reference_indices"], references) for draw in content]
-        for draw in content:
+        for draw in load_json(path):
+            draws.append(_indices(path, draw["reference_indices"], references))
             labels = draw.get("labels", [])
             if len(labels) != len(rows) or not set(labels) <= {"b", "c"}:
                 problem = f"has {len(labels)} labels, expected b or c for each of {len(rows)} pairs"
                 raise file_error(path, problem)
-            preferred.append([int(label == "c") for label in labels])
+            preferred.append((np.array(labels) == "c").astype(int).tolist())
     else:
+        # Pair by pair: they may have unequally many votes.
         signs = np.array([int(majority(votes)) for votes in rows.votes])
         draws = _drawn(references)
-        # Of its own, so that the draws of references are the same whatever the votes are.
+        # A generator of its own, so that the draws of references are the same whatever the votes are.
         rng = np.random.default_rng(0)
         for _ in draws:
+            # A coin for every pair, not only the tied ones: another vote moves no other pair's coin.
             coins = rng.integers(0, 2, len(signs))
             preferred.append(np.where(signs == 0, coins, signs < 0).tolist())
     items = _pairs(rows, ("caption_b", "caption_c"), references)
@@ -630,7 +709,10 @@ def _drawn(references: Sequence[list[str]]) -> list[list[list[int]]]:
 
 def _draws(items: Items, draws: list[list[list[int]]]) -> tuple[Scoring, ...]:
     """A scoring of pairs for each draw, which holds the positions of references of each pair."""
-    return tuple(Scoring(f"draw {n}", items, _twice(draw)) for n, draw in enumerate(draws, start=1))
+    scorings = []
+    for number, draw in enumerate(draws, start=1):
+        scorings.append(Scoring(f"draw {number}", items, _twice(draw)))
+    return tuple(scorings)
 
 
 def _indices(path: Path, draw: Any, references: Sequence[list[str]]) -> list[list[int]]:
@@ -640,9 +722,11 @@ def _indices(path: Path, draw: Any, references: Sequence[list[str]]) -> list[lis
         problem = f"has {entries} entries of {len(references)} pairs"
         raise file_error(path, problem, "expected a list of indices per pair")
     for number, (indices, texts) in enumerate(zip(draw, references, strict=True)):
-        if not all(isinstance(index, int) and 0 <= index < len(texts) for index in indices):
-            problem = f"has {indices}, of {len(texts)} references"
-            raise file_error(path, problem, index=f"pair {number}")
+        for index in indices:
+            # A negative index would count from the end, and be some other reference.
+            if not isinstance(index, int) or not 0 <= index < len(texts):
+                problem = f"has {indices}, of {len(texts)} references"
+                raise file_error(path, problem, index=f"pair {number}")
     return draw
 
 
@@ -652,12 +736,15 @@ def _indices(path: Path, draw: Any, references: Sequence[list[str]]) -> list[lis
 @_loader("hat")
 def _hat(entry: SetEntry, folder: Path, rows: pd.DataFrame) -> RatedSet:
     """A hallucination is a rating of 0, its absence of 1."""
-    marks = _column(rows, "contains_hallucination")
-    marked = rows[[isinstance(mark, bool) for mark in marks]]
-    items = Items(marked.caption.tolist(), marked.image.tolist(), marked.references.tolist())
+    marked = []  # rows that say whether there is one
+    ratings = []
+    for row, mark in enumerate(_column(rows, "contains_hallucination")):
+        if isinstance(mark, bool):
+            marked.append(row)
+            # The better caption has the higher rating, as in other sets.
+            ratings.append([1 - mark])
+    items = Items(rows.caption.tolist(), rows.image.tolist(), rows.references.tolist()).take(marked)
     dropped = Counter({"captions without contains_hallucination": len(rows) - len(marked)})
-    # The better caption has the higher rating, as in other sets.
-    ratings = [[1 - mark] for mark in marks if isinstance(mark, bool)]
     return _rated(entry, items, ratings, dropped)
 
 
@@ -670,11 +757,15 @@ def _coco_systems(entry: SetEntry, folder: Path, references: Mapping[str, list[s
     for file in sorted(folder.glob("*.json")):
         if file.name in (file_of_references, "expected.json"):
             continue
-        captions = _read_texts(file)
-        images = [image for image in captions if image in references]  # a system may have captioned more
-        left_out += len(captions) - len(images)
-        items = Items([captions[image] for image in images], images, [references[image] for image in images])
-        systems.append(Scoring(file.stem, items))
+        texts = _read_texts(file)
+        images = [image for image in texts if image in references]  # a system may have captioned more
+        left_out += len(texts) - len(images)
+        captions = []
+        references_of_images = []
+        for image in images:
+            captions.append(texts[image])
+            references_of_images.append(references[image])
+        systems.append(Scoring(file.stem, Items(captions, images, references_of_images)))
     if not systems:
         fix = "put {image id: caption} there, a file per system"
         raise file_error(folder, f"has no file of a system beside {file_of_references}", fix)
@@ -684,8 +775,11 @@ def _coco_systems(entry: SetEntry, folder: Path, references: Mapping[str, list[s
 @_loader("nice_pools")
 def _nice_pools(entry: SetEntry, folder: Path, pools: Mapping[str, list[str]]) -> PoolSet:
     """The chosen captions are compared with the references, as the captions of a system are."""
-    images = [image for image, candidates in pools.items() for _ in candidates]
-    captions = [caption for candidates in pools.values() for caption in candidates]
+    images = []
+    captions = []
+    for image, candidates in pools.items():
+        images += [image] * len(candidates)
+        captions += candidates
     items = Items(captions, images, _references(folder / REFERENCES, images))
     return PoolSet(entry.name, (Scoring("", items),))
 
@@ -712,8 +806,12 @@ def read_judgements(path: Path) -> Judgements:
     table = rated.table
     problems = Problems()
     ids = table.ids()
+    images: list[str] = []
+    captions: list[str] = []
     scores: list[float] = []
     for index, caption in enumerate(table.captions):
+        images.append(str(ids[index]))
+        captions.append(str(caption))
         values = rated.values[index]
         scores.append(float(values.mean()) if len(values) else math.nan)
         lacking = ""
@@ -729,4 +827,4 @@ def read_judgements(path: Path) -> Judgements:
     if len(set(scores)) < 2:
         problem = f"has {len(scores)} judgements with {len(set(scores))} different scores"
         raise file_error(path, problem, "a correlation needs at least two")
-    return Judgements([str(image) for image in ids], [str(text) for text in table.captions], scores)
+    return Judgements(images, captions, scores)

@@ -59,10 +59,10 @@ class Entry(NamedTuple):
     value: float
     low: float
     high: float
-    level: str
+    level: str  # of the interval; "" without one, so that a CSV has an empty cell
     rows: int
     deviation: float
-    published: str
+    published: str  # as it is printed, whose digits say how exact it is
     distance: float
     z_score: float
     source: str
@@ -80,11 +80,13 @@ class Judged:
         self.judged = judged
         self.scores = scores
         self.level = level
+        # The same resamples for all metrics, so that differences of two are taken resample by resample.
         self.resamples = Resamples(judged.clusters, draws=draws, seed=seed) if draws else None
-        self.cells = {label: judged.cells(runs, self.resamples) for label, runs in scores.items()}
+        self.cells: dict[str, dict[str, Cell]] = {}
         self.signatures: dict[str, str] = {}
         self.entries: list[Entry] = []
         for label, runs in scores.items():
+            self.cells[label] = judged.cells(runs, self.resamples)
             signatures = dict.fromkeys(run.signature for run in runs if run.signature)
             self.signatures[label] = " and ".join(signatures)
             for column, cell in self.cells[label].items():
@@ -148,6 +150,7 @@ def _contest(judged: Judged, first: str, second: str, column: str) -> list[str] 
     if first_cell.draws is None or second_cell.draws is None:
         return None
     difference = first_cell.value - second_cell.value
+    # Paired: both metrics are of the same images in a resample, whose difficulty cancels out.
     draws = first_cell.draws - second_cell.draws
     low, high = judged.bounds(draws)
     bounds = f"{signed(low)} to {signed(high)}"
@@ -170,6 +173,7 @@ def _bootstrap_p(differences: Doubles) -> float:
     """2 min(k + 1, draws - k + 1) / (draws + 1), k the resamples of images whose difference is below 0 (those
     at 0 count half)."""
     finite = differences[np.isfinite(differences)]
+    # The 1 in both counts is the sample itself: a p-value of 0 would claim more than the draws can show.
     below = float(np.count_nonzero(finite < 0) + np.count_nonzero(finite == 0) / 2)
     return min(1.0, 2 * (min(below, len(finite) - below) + 1) / (len(finite) + 1))
 
@@ -186,13 +190,15 @@ def _williams_p(judged: Judged, first: str, second: str, column: str) -> float:
     if not isinstance(rated, RatedSet) or rated.by_annotator or len(rated.scorings) != 1:
         return math.nan
     spec = rated.table[column]
-    sides = [judged.scores[label][0].scores[rated.item] for label in (first, second)]
-    finite = np.isfinite(sides).all(axis=0)
+    x = judged.scores[first][0].scores[rated.item]
+    y = judged.scores[second][0].scores[rated.item]
+    finite = np.isfinite(x) & np.isfinite(y)
     n = int(finite.sum())
+    # The test has n - 3 degrees of freedom.
     if spec.part is not None or spec.subset is not None or spec.statistic == "ap" or n < 4:
         return math.nan
-    x = sides[0][finite]
-    y = sides[1][finite]
+    x = x[finite]
+    y = y[finite]
     ratings = rated.ratings[spec.ratings][finite]
     a = pearson(x, ratings).value
     b = pearson(y, ratings).value
@@ -228,6 +234,7 @@ def _ours(entry: Entry) -> str:
 def _published(entry: Entry) -> str:
     if not math.isfinite(entry.distance):
         return entry.published
+    # At least as exact as the printed number: 0.04 beside "51.1" is within its rounding.
     digits = max(len(entry.published.partition(".")[2]), 2)
     z_score = f", z {entry.z_score:+.1f}" if math.isfinite(entry.z_score) else ""
     return f"{entry.published} ({entry.distance:+.{digits}f}{z_score})"
@@ -245,9 +252,13 @@ def _notes(judged: Judged) -> list[str]:
         of_images = f"intervals: {judged.level:.0%}, {len(resamples):,} bootstrap resamples of images"
         too_few = f"no intervals, which need at least {LEAST_IMAGES} images"
         notes[0] += f"; {of_images if intervals else too_few}"
-    notes += [f"left out: {_counted(count, reason)}" for reason, count in the_set.dropped.items() if count]
+    for reason, count in the_set.dropped.items():
+        if count:
+            notes.append(f"left out: {_counted(count, reason)}")
     for label, runs in judged.scores.items():
-        failed = sum(int(np.count_nonzero(~np.isfinite(run.scores))) for run in runs)
+        failed = 0
+        for run in runs:
+            failed += int(np.count_nonzero(~np.isfinite(run.scores)))
         if failed and not isinstance(the_set, PoolSet):  # of pools one is chosen
             have = "has" if failed == 1 else "have"
             notes.append(f"{label}: {_counted(failed, 'captions')} {have} no score")
@@ -259,14 +270,18 @@ def _notes(judged: Judged) -> list[str]:
                 missing = int(np.count_nonzero(~np.isfinite(draws)))
                 share = f"{missing:,} of {len(draws):,} resamples"
                 notes.append(f"{label}: no interval of {entry.column}, undefined in {share}")
-    notes += [f"published: {entry.source}" for entry in judged.entries if entry.source]
+    has_z_score = False
+    for entry in judged.entries:
+        has_z_score = has_z_score or math.isfinite(entry.z_score)
+        if entry.source:
+            notes.append(f"published: {entry.source}")
     if "CIDEr-D" in judged.scores:
         notes.append("CIDEr-D is what the papers and pycocoevalcap call CIDEr")
-    if any(math.isfinite(entry.z_score) for entry in judged.entries):
+    if has_z_score:
         notes.append(
             "z: distance in standard deviations over the draws of references; the published draws are unknown"
         )
-    return list(dict.fromkeys(notes))
+    return list(dict.fromkeys(notes))  # columns share reasons and sources
 
 
 def _counted(count: int, rows: str) -> str:
@@ -289,15 +304,18 @@ def long_table(judged: Judged) -> str:
 def draw_agreement(judged: Judged) -> Image.Image:
     """Every cell with its interval, a panel per column."""
     panels: dict[str, list[Any]] = {column: [] for column in judged.judged.columns}
+    note = ""
     for entry in judged.entries:
         bar = (entry.metric, entry.value, entry.low, entry.high, float(entry.published or "nan"))
         panels[entry.column].append(bar)
-    note = "dot: ours, with its interval; red tick: published"
-    return draw_bars(panels, note if any(entry.published for entry in judged.entries) else "")
+        if entry.published:
+            note = "dot: ours, with its interval; red tick: published"
+    return draw_bars(panels, note)
 
 
 def draw_scores(judged: Judged) -> Image.Image | None:
     """Scores by rating, a chart per metric; None for a set whose captions have no ratings."""
+    # Of the first scoring alone: others are of the same captions, with further references.
     panels = {label: judged.judged.levels(runs[0]) for label, runs in judged.scores.items()}
     return draw_spreads(panels) if any(panels.values()) else None
 
@@ -307,14 +325,15 @@ def eval_results(judged: Judged, label: str, **about: str | None) -> str:
     `dataset_id`, `date` (ISO 8601) and `dataset_revision` of the entries."""
     from huggingface_hub import EvalResultEntry
 
-    entries = [
-        EvalResultEntry(
-            task_id=entry.column.replace(" ", "_"),
-            value=round(entry.value, 4),
-            notes=f"{label}, times 100, {entry.rows:,} {judged.judged.unit}, {entry.signature}",
-            **about,  # type: ignore[arg-type]
-        )
-        for entry in judged.entries_of(label)
-        if math.isfinite(entry.value)
-    ]
+    entries = []
+    for entry in judged.entries_of(label):
+        if math.isfinite(entry.value):  # the Hub's form has no undefined values
+            entries.append(
+                EvalResultEntry(
+                    task_id=entry.column.replace(" ", "_"),  # as the Hub's ids of tasks, without blanks
+                    value=round(entry.value, 4),
+                    notes=f"{label}, times 100, {entry.rows:,} {judged.judged.unit}, {entry.signature}",
+                    **about,  # type: ignore[arg-type]
+                )
+            )
     return eval_results_yaml(entries)

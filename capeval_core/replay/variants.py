@@ -20,9 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from PIL import Image, ImageOps
 from torch.nn import functional
 
+from capeval_core.encoders.preprocessing import Preprocessing
 from capeval_core.inputs.images import resized, square_pixels
 from capeval_core.inputs.samples import Samples
 from capeval_core.matching.cosine import harmonic_mean
@@ -61,7 +63,7 @@ class Case:
     def mean(self) -> float:
         if self.number is not None:
             return self.number
-        finite = self.scores[np.isfinite(self.scores)]
+        finite = self.scores[np.isfinite(self.scores)]  # as `Result.mean`, which leaves failures out
         return float(np.mean(finite)) if len(finite) else np.nan
 
     def encoded(self) -> Case:
@@ -98,10 +100,10 @@ class Case:
 
     def references(self, choose: Callable[[str, list[str]], list[str]]) -> Case:
         """A choice of each caption's references, or all where none would be left."""
-        chosen_references = []
+        choices = []
         for caption, references in zip(self.samples.captions, self.samples.references or [], strict=False):
-            chosen_references.append(choose(caption, references) or references)
-        return self.with_samples(references=chosen_references or None)
+            choices.append(choose(caption, references) or references)
+        return self.with_samples(references=choices or None)
 
     def texts(self, change: Callable[[str], str]) -> Case:
         return self.references(lambda caption, texts: list(map(change, texts))).captions(change)
@@ -111,7 +113,8 @@ class Case:
 
         def word(token: str) -> str:
             digest = hashlib.blake2b(token.encode()).digest()
-            return "zq" + "".join([chr(97 + byte % 26) for byte in digest[:12]])
+            letters = "".join([chr(97 + byte % 26) for byte in digest[:12]])
+            return f"zq{letters}"  # which begins no English word, so that no tokenizer splits it
 
         return self.texts(lambda text: " ".join(map(word, tokens(text))))
 
@@ -141,7 +144,7 @@ class Case:
         first, *further = getattr(self.samples, column)
         return self.with_samples(**{column: [*further, first]})
 
-    def with_scores(self, scores: Any, number: float | None = None) -> Case:
+    def with_scores(self, scores: ArrayLike, number: float | None = None) -> Case:
         return replace(self, scores=np.asarray(scores), number=number)
 
     def scored_by(self, function: Callable[[Case], Any]) -> Case:
@@ -189,7 +192,7 @@ class Switch(NamedTuple):
 class _FloatPixels:
     """A preprocessing whose pixels are floats."""
 
-    def __init__(self, preprocessing: Any, change: Callable[[Image.Image, int], Any]) -> None:
+    def __init__(self, preprocessing: Preprocessing, change: Callable[[Image.Image, int], Any]) -> None:
         self.preprocessing = preprocessing
         self.change = change
 
@@ -213,7 +216,7 @@ def _interpolated(pixels: torch.Tensor, n: int, mode: str, antialias: bool) -> t
     """(3, h, w) pixels, the shorter side resized to n; of 8 bits PyTorch rounds as any processor does."""
     height, width = pixels.shape[1:]
     short = min(height, width)
-    size = (int(n * height / short), int(n * width / short))
+    size = (int(n * height / short), int(n * width / short))  # rounded down, as torchvision's Resize
     return functional.interpolate(pixels[None], size, mode=mode, antialias=antialias)[0]
 
 
@@ -224,8 +227,10 @@ def _bytes_of(image: Image.Image) -> torch.Tensor:
 
 def _cropped(pixels: torch.Tensor, n: int, offset: Callable[[float], int] = round) -> torch.Tensor:
     """The central square; offset: how half a pixel is rounded."""
-    top, left = (offset((side - n) / 2) for side in pixels.shape[1:])
-    return pixels[:, top : top + n, left : left + n]
+    height, width = pixels.shape[1:]
+    first_row = offset((height - n) / 2)
+    first_column = offset((width - n) / 2)
+    return pixels[:, first_row : first_row + n, first_column : first_column + n]
 
 
 def _pillow(pixels: torch.Tensor) -> Image.Image:
@@ -235,6 +240,7 @@ def _pillow(pixels: torch.Tensor) -> Image.Image:
 def _rounded(image: Image.Image, n: int, mode: str, antialias: bool) -> Image.Image:
     """As `torchvision.transforms` resizes 8 bits: in floats, which are rounded."""
     scaled = _interpolated(_bytes_of(image).float(), n, mode, antialias)
+    # Bicubic overshoots at edges: without the clamp 256 would become 0.
     return _pillow(_cropped(scaled.round().clamp(0, 255).to(torch.uint8), n))
 
 
@@ -252,7 +258,7 @@ def _on_white(image: Image.Image, n: int = 0) -> Image.Image:
     """The image on a white background, which shows where it is transparent."""
     if not image.has_transparency_data:
         return image.convert("RGB")
-    clear = image.convert("RGBA")
+    clear = image.convert("RGBA")  # also of a palette with a transparent colour
     return Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear).convert("RGB")
 
 
@@ -288,10 +294,11 @@ def _squashed(image: Image.Image, n: int) -> Image.Image:
 def _padded(image: Image.Image, n: int) -> Image.Image:
     """The longer side resized to n, with zeros of the image's mode around it: open_clip's mode `longest`."""
     longest = max(image.size)
-    width, height = (round(side * n / longest) for side in image.size)
+    width = round(image.width * n / longest)
+    height = round(image.height * n / longest)
     scaled = resized(image, (width, height), Image.Resampling.BICUBIC)
     square = Image.new(image.mode, (n, n), 0)
-    if image.mode == "P":
+    if image.mode == "P":  # 0 is a colour of the palette, and none without one
         square.putpalette(image.getpalette("RGB") or [], "RGB")
     square.paste(scaled, ((n - width) // 2, (n - height) // 2))
     return square
@@ -307,6 +314,7 @@ def _padded_first(image: Image.Image, n: int) -> Image.Image:
 
 def _end_lost(case: Case) -> Case:
     """Captions that are cut have the features of the start token."""
+    # CLIP pools at the largest id, which is the end token's; without one, argmax finds what is first.
     metric = case.metric
 
     def text_features(texts: Sequence[str]) -> Any:
@@ -321,7 +329,8 @@ def _end_lost(case: Case) -> Case:
 def _other_activation(case: Case) -> Case:
     """GELU for QuickGELU, or the reverse."""
     encoder = case.metric.encoder
-    config = {key: value for key, value in encoder.config.items() if key != "canary"}
+    config = dict(encoder.config)
+    config.pop("canary", None)  # which would refuse the other activation's outputs
     config["activation"] = "gelu" if config["activation"] == "quick_gelu" else "quick_gelu"
     tensors = case.metric.folder.tensors()
     changed = type(encoder)(config, tensors, device=str(encoder.device), dtype=encoder.dtype)
@@ -359,8 +368,12 @@ def _both(case: Case, choose: Callable[[Ragged], Any] = Ragged.max) -> tuple[Any
 def _flattened(case: Case) -> Case:
     """Each reference counts alone, and the mean over the references of a caption."""
     references = case.samples.references or []
-    owner = np.repeat(np.arange(len(references)), [len(texts) for texts in references])
-    single = [[text] for texts in references for text in texts]
+    owner = []  # of each reference, the row of its caption
+    single = []
+    for row, texts in enumerate(references):
+        for text in texts:
+            owner.append(row)
+            single.append([text])
     pairs = replace(case.samples.select(owner), references=single, indices=range(len(owner)))
     scores = case.metric.aggregate(canonical(case.metric.encode_all(pairs))).scores
     return case.with_scores(np.bincount(owner, scores) / np.bincount(owner))
@@ -377,7 +390,7 @@ def _nltk(case: Case, method: int) -> Case:
     return case.with_scores(_nltk_bleu(sums, method), number)
 
 
-def _nltk_bleu(sums: Any, method: int) -> Any:
+def _nltk_bleu(sums: NDArray[np.float64], method: int) -> NDArray[np.float64]:
     """BLEU-4 of (..., 10) sums of `bleu_of_sums`; methods are those of NLTK's `SmoothingFunction`."""
     matches = sums[..., :4]
     # At least 1: a short caption has no n-gram of four words to divide by, and no match either.
@@ -407,17 +420,17 @@ def _objects_of(case: Case, *, named: bool) -> Case:
     """CHAIR with the objects of names alone, or of captions alone."""
     words = case.metric.words
 
-    def chosen(caption: str, references: list[str]) -> list[str]:
+    def of_kind(caption: str, references: list[str]) -> list[str]:
         return [text for text in references if (words.name(text) is not None) is named]
 
-    return case.references(chosen)
+    return case.references(of_kind)
 
 
 def _once(case: Case) -> Case:
     """CHAIR with each object of a caption counted once."""
     rows = case.rows
     for name in ("mentions", "hallucinated"):
-        objects = [sorted(set(mentioned)) for mentioned in rows[name].to_pylist()]
+        objects = [sorted(set(mentioned)) for mentioned in rows[name].to_pylist()]  # a sofa said twice is one
         rows = rows.set_column(rows.schema.names.index(name), rows.schema.field(name), [objects])
     return replace(case, rows=rows).combined()
 
@@ -431,8 +444,9 @@ def _of_mentioning(case: Case) -> Case:
 
 def _cut(text: str, words: int) -> str:
     """The first words of a text."""
-    places = [match.start() for match in re.finditer(r"\S+", text)]
-    return text[: places[words]] if len(places) > words else text
+    # The text itself is cut, not joined again: its line breaks stay where a parser of sentences needs them.
+    following = next(itertools.islice(re.finditer(r"\S+", text), words, None), None)
+    return text if following is None else text[: following.start()]
 
 
 def _finished(text: str) -> str:
@@ -454,7 +468,7 @@ def _of_images(case: Case, how: str, once: bool = False) -> Case:
     keys = [np.array(case.rows["group"].to_pylist())]  # one group per image
     if once:
         keys.append(np.array(case.samples.captions))
-    table = pd.Series(case.scores).groupby(keys, sort=False)
+    table = pd.Series(case.scores).groupby(keys, sort=False)  # unsorted: `first` and `last` are of the rows
     return case.with_scores(case.scores, float(table.agg(how).mean()))
 
 
@@ -467,6 +481,7 @@ def _natural(text: str) -> list[Any]:
     """A key that sorts digits by their value."""
     key: list[Any] = []
     for part in re.split(r"(\d+)", text):
+        # The flag parts numbers from texts, which Python does not compare.
         key.append((True, int(part)) if part.isdigit() else (False, part))
     return key
 
@@ -479,7 +494,11 @@ COST_OF_WEIGHTS = 3
 
 
 def _block(
-    step: Step, metrics: str = "", group: str = "", method: Any = None, cost: int | None = None
+    step: Step,
+    metrics: str = "",
+    group: str = "",
+    method: Callable[..., Case] | None = None,
+    cost: int | None = None,
 ) -> Callable[..., None]:
     """A function that adds switches of one step, metrics and group. method: of `Case`, that takes a change;
     None: the change is a function of a case."""
@@ -494,7 +513,10 @@ def _block(
             changed = lambda case: method(case, change, name)  # noqa: E731
         else:
             changed = lambda case: method(case, change)  # noqa: E731
-        dtype = next((bits for bits in ("bfloat16", "float16") if bits in name), None)
+        dtype = None
+        for bits in ("float16", "bfloat16"):  # in this order, since the one name holds the other
+            if bits in name:
+                dtype = bits
         SWITCHES.append(Switch(name, sentence, changed, step, metrics, group or name, cost, dtype))
 
     return add
@@ -516,11 +538,14 @@ def _options(step: Step, entries: list[dict[str, Any]]) -> None:
             add(f"{option}={value!r}", f"the option {option} is {value!r}", change)
 
 
+# The order is that of a computation: a variant applies its switches in it, texts before tokens, images from
+# file to tensor, scores at the end.
 _DATA = tomllib.loads(Path(__file__).with_name("switches.toml").read_text(encoding="utf-8"))
 _options(Step.ENCODED, _DATA["encoded"])
 add = _block(Step.ENCODED, CIDER)
 add("captions too", "document frequencies count captions, too", _with_captions)
 add("other CIDEr", "CIDEr, or CIDEr-D instead", lambda case: case.patched(clipped=not case.metric.clipped))
+
 add = _block(Step.ENCODED, method=Case.captions)
 add("lower case", "captions are made lower case", str.lower)
 add("stripped", "white space around captions is left out", str.strip)
@@ -557,6 +582,7 @@ add("upright", "photographs are turned upright (EXIF)", lambda image, n: ImageOp
 add = _block(Step.ENCODED, "images", "mode", Case.images)
 add("RGB first", "images become RGB before they are resized", lambda image, n: image.convert("RGB"))
 add("on white", "transparent images come on white, in RGB before they are resized", _on_white)
+
 add = _block(Step.ENCODED, "images", "", Case.images)
 add("256 pixels", "images are 256 pixels long first", lambda image, n: ImageOps.contain(image, (256, 256)))
 add = _block(Step.ENCODED, "images", "JPEG", Case.images)
@@ -645,5 +671,7 @@ for how in ("mean", "max", "first", "last"):
     add(f"{how} of images", f"the mean over images of the {how} score of each", partial(_of_images, how=how))
 add("duplicates once", "equal captions of an image count once", partial(_of_images, how="first", once=True))
 
-KNOWN = [(tool["name"], tool["metrics"], tool["switches"]) for tool in _DATA["tools"]]
+KNOWN: list[tuple[str, str, list[str]]] = []
+for tool in _DATA["tools"]:
+    KNOWN.append((tool["name"], tool["metrics"], tool["switches"]))
 """Tools, the metrics that they compute so, and the switches that they combine."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from itertools import combinations, groupby, product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from capeval_core.metric import CaptionMetric, prepared
 from capeval_core.models.rounding import OF_FORMULAS, UNIT, rounding
 from capeval_core.registry import load
 from capeval_core.replay.variants import COST_OF_WEIGHTS, KNOWN, SWITCHES, Case, Step, Switch
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _PROBE = 4  # captions on which a variant is tried first
 _TABLE_LENGTH = 10  # variants in the table
@@ -67,22 +70,34 @@ class _GivenScores:
     """A number of the set, as text or float, or one per caption, in order or by the image's id; as exact as
     their digits say, but no more than processors agree on the scores of a network."""
 
-    def __init__(self, given_scores: Any, ids: Sequence[str], network: Any) -> None:
+    def __init__(self, given_scores: object, ids: Sequence[str], network: nn.Module | None) -> None:
         self.of_set = isinstance(given_scores, (str, int, float, np.number))
         # A search asks some thousand times, and a network has some hundred weights.
-        self.rounding = {dtype: rounding(network, dtype) for dtype in ("float32", *_COARSE)}
+        self.rounding: dict[str, float] = {}
+        for dtype in ("float32", *_COARSE):
+            self.rounding[dtype] = rounding(network, dtype)
+        listed: list[Any]
         if isinstance(given_scores, Mapping):
             listed = [given_scores.get(image_id) for image_id in ids]
         else:
-            listed = [*np.atleast_1d(given_scores)]
+            listed = [*np.atleast_1d(np.asarray(given_scores))]
         if not self.of_set and len(listed) != len(ids):
             problem = f"has {len(listed):,} scores for {len(ids):,} captions"
             raise InputError(Problem("theirs", problem, "give one for each, None where it is unknown"))
-        texts = [str(value) for value in listed if value is not None]
-        digits = max((len(text.partition(".")[2]) for text in texts if "e" not in text), default=16)
+        values = []
+        lengths = []
+        for value in listed:
+            values.append(np.nan if value is None else value)
+            text = str(value)
+            # Of 1e-05 the digits after the point say nothing.
+            if value is not None and "e" not in text:
+                lengths.append(len(text.partition(".")[2]))
+        # The longest counts: floats leave trailing zeros out, 0.5 may stand for 0.5000.
+        digits = max(lengths, default=16)
+        # A little more than a half, since 0.5225 itself may be rounded either way.
         self.half_digit = 0.5000001 * 10.0**-digits
         try:
-            self.values = np.array([np.nan if value is None else value for value in listed], dtype=np.float64)
+            self.values = np.array(values, dtype=np.float64)
         except (ValueError, TypeError):
             raise InputError(Problem("theirs", "is no number", "give a mean, or one per caption")) from None
         self.is_given = np.isfinite(self.values)
@@ -107,12 +122,17 @@ class _GivenScores:
         """Compare the numbers of a case. computed: (captions,) whether a score is compared."""
         compared = self.is_given if self.of_set else self.is_given & computed
         ours = np.array([case.mean]) if self.of_set else np.asarray(case.scores, dtype=np.float64)
+        # A caption without a score of ours is as far from theirs as can be.
         difference = np.nan_to_num(np.abs(ours - self.values)[compared], nan=np.inf)
         exact = self.tolerance()
+        shares = {}
+        for dtype in _COARSE:
+            shares[dtype] = float(np.mean(difference <= self.tolerance(dtype)))
         return _Comparison(
             number=case.mean,
             agree=float(np.mean(difference <= exact)),
-            shares={dtype: float(np.mean(difference <= self.tolerance(dtype))) for dtype in _COARSE},
+            shares=shares,
+            # The median, which a few captions with another text or image do not move.
             units=float(np.median(difference)) / exact,
             scores=np.where(compared, ours, np.nan),
         )
@@ -142,12 +162,13 @@ class Search:
     """The variants of a metric on some samples; rows of single switches are kept."""
 
     def __init__(
-        self, metric: Any, samples: Samples, ids: Sequence[str], weights: Sequence[str] = ()
+        self, metric: CaptionMetric, samples: Samples, ids: Sequence[str], weights: Sequence[str] = ()
     ) -> None:
         self.case = Case(metric, samples, ids)
         self.network = getattr(getattr(metric, "encoder", None), "model", None)
         self._encoded: dict[tuple[Variant, bool], Case] = {}  # by switches before encoding, and of the probe
         self.switches = [switch for switch in SWITCHES if switch.fits(metric)]
+        # Other weights go first in a variant: they are opened anew, and what follows changes the new metric.
         for name in weights:
             change = partial(Case.with_options, weights=name)
             switch = Switch(name, f"weights are {name}", change, Step.ENCODED, "", "weights", COST_OF_WEIGHTS)
@@ -164,6 +185,8 @@ class Search:
                 metric = prepared(case.metric, case.samples)
                 case = replace(case, metric=metric, samples=case.samples.select(self.probe))
             case = case.encoded()
+            # Single switches come again in pairs with changes of scores; pairs before encoding never do, and
+            # there are some thousand of them.
             if len(first) < 2:
                 self._encoded[first, probe] = case
         return self._finished(case, variant[len(first) :], probe)
@@ -184,7 +207,7 @@ class Search:
         scores[self.probe] = case.scores
         return case.with_scores(scores)
 
-    def explain(self, given_scores: Any, *, most: int = 2, progress: bool = False) -> Explanation:
+    def explain(self, given_scores: object, *, most: int = 2, progress: bool = False) -> Explanation:
         """The variants of at most so many switches that make the given numbers; fewer switches go first, and
         of as many those that are computed fastest."""
         theirs = _GivenScores(given_scores, self.case.ids, self.network)
@@ -215,13 +238,17 @@ class Search:
         digits show. Of networks those that take no further encoding."""
         if most < 2:
             return []
-        singles = [trial.variant[0] for trial in tried if trial.agrees and len(trial.variant) == 1]
+        singles = []
+        for trial in tried:
+            if trial.agrees and len(trial.variant) == 1:
+                singles.append(trial.variant[0])
         extended = []
         for first, second in product(singles, self.switches):
             is_free = self.network is None or second.cost == 0
             if first.group == second.group or second.dtype is not None or not is_free:
                 continue
-            variant = tuple(switch for switch in self.switches if switch in (first, second))
+            # A variant combines its switches in the order of the table, in which a pipeline has its steps.
+            variant = tuple(sorted((first, second), key=self.switches.index))
             try:
                 trial = self._trial(variant, theirs)
             except _CANNOT_RUN:
@@ -233,13 +260,17 @@ class Search:
     def _choose_probe(self, theirs: _GivenScores) -> None:
         """Choose a few captions with scores other than 0, if networks run and there are many captions."""
         ours = self.scored(()).scores
+        # A mean is of all captions, and without a network all of them take no longer than a few.
         probe: list[int] = []
         if self.network is not None and not theirs.of_set:
             usable = np.flatnonzero(theirs.is_given & np.isfinite(ours) & (ours != 0))
             if len(usable) >= 2 * _PROBE:
                 probe = usable[np.linspace(0, len(usable) - 1, _PROBE).astype(int)].tolist()
         if probe != self.probe:
-            self._encoded = {key: case for key, case in self._encoded.items() if not key[1]}
+            for key in list(self._encoded):
+                _, of_probe = key
+                if of_probe:  # of other captions
+                    del self._encoded[key]
         self.probe = probe
 
     @staticmethod
@@ -249,26 +280,35 @@ class Search:
     @staticmethod
     def _is_explained(theirs: _GivenScores, tried: list[_Trial]) -> bool:
         """A variant makes the numbers; for a mean, one of fewer switches than pairs have."""
-        agreeing = [trial for trial in tried if trial.agrees]
-        if theirs.of_set:
-            return any(len(trial.variant) <= 1 for trial in agreeing)
-        return bool(agreeing)
+        # Pairs are so many that some hit a mean of few digits by accident.
+        most = 1 if theirs.of_set else 2
+        return any(trial.agrees and len(trial.variant) <= most for trial in tried)
 
     def _levels(self, theirs: _GivenScores, most: int, untried: Mapping[str, str]) -> Iterator[list[Variant]]:
         """Nothing, single switches and the tools' variants; then pairs of those that could be tried."""
-        usable = [switch for switch in self.switches if theirs.of_set or switch.step != Step.NUMBER]
+        usable = []
+        for switch in self.switches:
+            # A change of the number of the set leaves scores of captions as they are.
+            if theirs.of_set or switch.step != Step.NUMBER:
+                usable.append(switch)
         variants: list[Variant] = [(), *combinations(usable, 1)]
         for _, metrics, names in KNOWN:
             if self.case.metric.name in metrics.split():
                 variants.append(tuple(switch for switch in usable if switch.name in names))
         yield variants
-        if most > 1:
-            pairs = combinations([switch for switch in usable if switch.name not in untried], 2)
-            yield [(first, second) for first, second in pairs if first.group != second.group]
+        if most < 2:
+            return
+        # Read after the singles were tried: what failed alone fails in a pair.
+        pairs: list[Variant] = []
+        for first, second in combinations(usable, 2):
+            is_tried = first.name not in untried and second.name not in untried
+            if is_tried and first.group != second.group:
+                pairs.append((first, second))
+        yield pairs
 
     def _trial(self, variant: Variant, theirs: _GivenScores) -> _Trial:
         """Compute a variant and compare it: the probe, and all captions if it passes."""
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"):  # other tools' formulas divide by 0 and overflow, as the tools do
             comparison = self._compared_probe(variant, theirs)
             if comparison is None:
                 comparison = self._compared(variant, theirs)
@@ -291,16 +331,24 @@ class Search:
             return None
         return replace(comparison, number=None)
 
-    def _probed(self, variant: Variant) -> Any:
+    def _probed(self, variant: Variant) -> Flags:
         """(captions,) the places of the probe's scores after changes of order."""
         places = self.case.with_scores(np.isin(np.arange(len(self.case.ids)), self.probe))
-        reordering = [switch for switch in variant if switch.group == "order"]
-        return reduce(lambda case, switch: switch.change(case), reordering, places).scores
+        for switch in variant:
+            if switch.group == "order":
+                places = switch.change(places)
+        return np.asarray(places.scores, dtype=np.bool_)
 
     def _dtype(self, variant: Variant) -> str | None:
         """The dtype of 16 bits that scores of a variant went through."""
-        dtypes = {switch.dtype for switch in variant} | {getattr(self.case.metric.options, "dtype", None)}
-        return next((dtype for dtype in reversed(_COARSE) if dtype in dtypes), None)
+        # Metrics of n-grams have no option `dtype`.
+        dtypes = {getattr(self.case.metric.options, "dtype", None)}
+        for switch in variant:
+            dtypes.add(switch.dtype)
+        for dtype in reversed(_COARSE):  # of both the coarser one counts
+            if dtype in dtypes:
+                return dtype
+        return None
 
     def _explanation(
         self, theirs: _GivenScores, number: float, tried: list[_Trial], untried: dict[str, str]
@@ -308,8 +356,10 @@ class Search:
         groups, dtype = self._agreeing(theirs, tried)
         sure = len(groups) == 1 and self._is_sure(theirs, tried, groups[0], dtype)
         remaining = []
+        names = []  # of the first variant of each group
         for group in groups:
             remaining.append([trial.name for trial in group])
+            names.append(group[0].name)
         nearest = self._nearest(theirs, tried, complete=not groups)
         if not groups:
             outcome = f"none of {len(tried):,} known variants makes them, the nearest is {nearest[0].name}"
@@ -318,20 +368,23 @@ class Search:
             if not sure:
                 outcome += self._doubt(theirs, dtype)
         else:
-            listed = "; ".join(names[0] for names in remaining)
+            listed = "; ".join(names)
             outcome = f"one of {len(remaining)} that make them, of {len(tried):,} that were tried: {listed}"
-        failed = "".join(f"\n{name} could not be tried: {reason}" for name, reason in untried.items())
         metric = self.case.metric
         ours = f"{metric.title} of these {len(self.case.ids):,} captions is {number:.6g}"
+        sentence = f"{ours} by {metric.signature()}.\nThe other numbers: {outcome}."
+        for name, reason in untried.items():
+            sentence += f"\n{name} could not be tried: {reason}"
+        table = []
+        for trial in nearest:
+            table.append({"variant": trial.name, "number": trial.number, "agree": trial.agree})
         return Explanation(
             variant=remaining[0][0] if sure else None,
             remaining=remaining,
             tried=len(tried),
             untried=untried,
-            table=[
-                {"variant": trial.name, "number": trial.number, "agree": trial.agree} for trial in nearest
-            ],
-            sentence=f"{ours} by {metric.signature()}.\nThe other numbers: {outcome}.{failed}",
+            table=table,
+            sentence=sentence,
         )
 
     @staticmethod
@@ -348,16 +401,17 @@ class Search:
             groups = _alike(exact, theirs.noise("float32"))
             return [_simplest_first(group) for group in groups], None
         for dtype in _COARSE:
-            of_dtype = [trial for trial in tried if self._dtype(trial.variant) == dtype]
-            rounded = [trial for trial in of_dtype if trial.agrees_in(dtype)]
+            rounded = []
+            for trial in tried:
+                if self._dtype(trial.variant) == dtype and trial.agrees_in(dtype):
+                    rounded.append(trial)
             if rounded:
-                fewest = min(len(_in_float32(trial.variant)) for trial in rounded)
+                # The rounding hides small changes, so that only the simplest explanations are named.
                 bases: dict[Variant, list[_Trial]] = {}
                 for trial in sorted(rounded, key=lambda trial: trial.units):
-                    base = _in_float32(trial.variant)
-                    if len(base) == fewest:
-                        bases.setdefault(base, []).append(trial)
-                return list(bases.values()), dtype
+                    bases.setdefault(_in_float32(trial.variant), []).append(trial)
+                fewest = min(map(len, bases))
+                return [trials for base, trials in bases.items() if len(base) == fewest], dtype
         return [], None
 
     def _is_sure(
@@ -365,7 +419,11 @@ class Search:
     ) -> bool:
         """The only variants that make the numbers do so by more than accident."""
         if theirs.of_set:
-            numbers = {round(trial.number or 0.0, 9) for trial in tried if trial.units <= _UNITS}
+            # Where many variants lie around a mean of few digits, one of them hits it by accident.
+            numbers = set()
+            for trial in tried:
+                if trial.units <= _UNITS:
+                    numbers.add(round(trial.number or 0.0, 9))
             return dtype is None and len(numbers) <= 1 + _MAX_NEAR
         if dtype is None:
             return theirs.varied
@@ -384,6 +442,7 @@ class Search:
         """The nearest variants with other scores each; of the probe alone where not `complete`."""
         ordered = sorted(tried, key=_distance)
         nearest = [group[0] for group in _alike(ordered, 1e-7, most=_TABLE_LENGTH)]
+        # Variants that failed at the probe have no number yet; only those of the table get one.
         if complete:
             for place, trial in enumerate(nearest):
                 if trial.number is None:
@@ -435,23 +494,26 @@ def _alike(variants: Sequence[_Trial], tolerance: float, most: int | None = None
     """Variants in groups that make the same scores, at most so many groups."""
     groups: list[list[_Trial]] = []
     for trial in variants:
+        alike = None
         for group in groups:
-            if np.allclose(group[0].scores, trial.scores, 0, tolerance, True):
-                group.append(trial)
+            if np.allclose(group[0].scores, trial.scores, 0, tolerance, True):  # NaN equals NaN here
+                alike = group
                 break
+        if alike is not None:
+            alike.append(trial)
+        elif most is not None and len(groups) == most:
+            break
         else:
-            if most is not None and len(groups) == most:
-                break
             groups.append([trial])
     return groups
 
 
 def why(
-    theirs: Any,
+    theirs: object,
     metric: str | CaptionMetric,
-    captions: Any,
-    images: Any = None,
-    references: Any = None,
+    captions: object,
+    images: object = None,
+    references: object = None,
     *,
     ids: Sequence[str] | None = None,
     backbones: Sequence[str] = (),
@@ -470,6 +532,7 @@ def why(
         backbones: other weights to try.
         most: how many switches a variant has at most, 1 or 2.
     """
+    # "nan": one broken image must not end a search of hours.
     opened = metric if isinstance(metric, CaptionMetric) else load(metric, on_error="nan", **options)
     samples = opened.check(captions, images, references if opened.needs_references else None)
     names = [str(row) for row in range(len(samples))] if ids is None else list(ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from io import BytesIO
 from operator import itemgetter
@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
+from capeval_core.inputs.boxes import BoxFeatures
 from capeval_core.inputs.images import InputImage, Visual, central_square
-from capeval_core.inputs.videos import EVERY, Sampling
+from capeval_core.inputs.videos import EVERY, Frames, Sampling
 from capeval_core.phrases.spans import wrong_words
 from capeval_core.regions.features import THRESHOLD
 from capeval_core.regions.regions import Regions
@@ -49,7 +50,8 @@ class DrawnExplanation(dict[str, Any]):
         png = BytesIO()
         try:
             self.plot().save(png, "PNG")
-        except (ValueError, ModuleNotFoundError):  # no score, an image that is gone, no matplotlib
+        except (ValueError, ModuleNotFoundError):
+            # No score, an image that is gone, no matplotlib: no traceback in a notebook for these.
             return None
         return png.getvalue()
 
@@ -131,13 +133,13 @@ class RegionExplanation(DrawnExplanation):
         cls, content: Mapping[str, Any], matches: PhraseMatches, image: InputImage
     ) -> RegionExplanation:
         """The explanation of `content`, texts and terms of the score with a threshold, by its matches."""
-        top, left, side = central_square(*matches.regions.size)
+        y, x, side = central_square(*matches.regions.size)
         notes = {
             "phrases": matches.phrase_notes(),
             "regions": matches.region_notes(),
             "whole": matches.whole_image_note(),
             "outside": len(matches.regions) - len(matches.visible),
-            "square": [left, top, left + side, top + side],
+            "square": [x, y, x + side, y + side],
             "truncated": matches.row["truncated"],
         }
         explanation = cls({**content, **notes}, image, matches.visible)
@@ -155,7 +157,9 @@ class RegionExplanation(DrawnExplanation):
         for note in self["phrases"]:
             below = note["precision"] < threshold
             phrases.append({**note, "mistake": below and not outside, "judged": not (below and outside)})
-        regions = [{**note, "unmentioned": note["recall"] < threshold} for note in self["regions"]]
+        regions = []
+        for note in self["regions"]:
+            regions.append({**note, "unmentioned": note["recall"] < threshold})
         changed = {"threshold": threshold, "phrases": phrases, "regions": regions}
         return RegionExplanation({**self, **changed}, self._image, self._masks)
 
@@ -180,9 +184,12 @@ class RegionExplanation(DrawnExplanation):
 def marked(evidence: Mapping[str, Any]) -> list[tuple[str, bool]]:
     """The caption in pieces, and whether each is wrong: a word of a mistake that no right phrase contains."""
     caption = evidence["caption"]
-    mistakes = {note["phrase"]: note["mistake"] for note in evidence["phrases"] if note["judged"]}
-    wrong_phrases = [phrase for phrase, is_mistake in mistakes.items() if is_mistake]
-    right_phrases = [phrase for phrase, is_mistake in mistakes.items() if not is_mistake]
+    wrong_phrases: list[str] = []
+    right_phrases: list[str] = []
+    for note in evidence["phrases"]:
+        if note["judged"]:
+            phrases = wrong_phrases if note["mistake"] else right_phrases
+            phrases.append(note["phrase"])
     pieces = []
     end = 0
     for span in wrong_words(caption, wrong_phrases, right_phrases):
@@ -208,7 +215,7 @@ class BoxExplanation(DrawnExplanation):
     the reason where there is no score.
     """
 
-    def __init__(self, content: Mapping[str, Any], visual: Any, title: str, score: float) -> None:
+    def __init__(self, content: Mapping[str, Any], visual: Visual[Any], title: str, score: float) -> None:
         super().__init__(content)
         self._visual = visual
         self._title = title
@@ -233,18 +240,20 @@ class BoxExplanation(DrawnExplanation):
         masks = []
         for index in confident(self["boxes"]):
             mask = Image.new("1", image.size)
-            corners = [side * scale for side in self["boxes"][index]["box"]]
-            ImageDraw.Draw(mask).rectangle(corners, fill=1)
+            x0, y0, x1, y1 = self["boxes"][index]["box"]
+            ImageDraw.Draw(mask).rectangle((x0 * scale, y0 * scale, x1 * scale, y1 * scale), fill=1)
             masks.append(np.asarray(mask))
         regions = Regions.of(masks, size=(image.height, image.width))
         return figures.outlined(image, regions, [False] * len(regions), width, (0, 0, *image.size))
 
 
-def box_notes(boxes: Any) -> list[Note]:
+def box_notes(boxes: BoxFeatures) -> list[Note]:
     """The corners and the confidence of the boxes of an image."""
     confidences = [None] * len(boxes) if boxes.scores is None else boxes.scores.tolist()
-    pairs = zip(boxes.boxes.tolist(), confidences, strict=True)
-    return [{"box": box, "confidence": confidence} for box, confidence in pairs]
+    notes: list[Note] = []
+    for box, confidence in zip(boxes.boxes.tolist(), confidences, strict=True):
+        notes.append({"box": box, "confidence": confidence})
+    return notes
 
 
 def confident(notes: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -254,7 +263,12 @@ def confident(notes: Sequence[Mapping[str, Any]]) -> list[int]:
     >>> confident(notes), confident([{"confidence": None}])
     ([0], [0])
     """
-    return [i for i, note in enumerate(notes) if note["confidence"] is None or note["confidence"] > THRESHOLD]
+    boxes = []
+    for index, note in enumerate(notes):
+        # Features without confidences come from files whose authors have chosen the boxes.
+        if note["confidence"] is None or note["confidence"] > THRESHOLD:
+            boxes.append(index)
+    return boxes
 
 
 # words: ViLBERTScore
@@ -338,6 +352,7 @@ class VideoExplanation(DrawnExplanation):
     def plot(self, width: int = 1440) -> Image.Image:
         """The caption's cosine with each frame as a curve, and the best frames of its words, read again."""
         self.check_drawable(width)
+        # Marks of a text fit some frame best, too, which says nothing to readers.
         best = best_frames([match for match in self["words"] if is_word(match["word"])])
         images = self.frames(best, width)
         labelled = {}
@@ -359,13 +374,13 @@ class VideoExplanation(DrawnExplanation):
                 shown_at = [position]
             if shown_at:
                 image = frame.convert("RGB")
-                image.thumbnail((width, width))
+                image.thumbnail((width, width))  # at once: frames of a film in full size fill the memory
                 images |= dict.fromkeys(shown_at, image)
-            if len(images) == len(positions):
+            if len(images) == len(positions):  # decoding to the end may take minutes
                 break
         return images
 
-    def _positions_by_frame(self, video: Any, positions: Collection[int]) -> dict[int, list[int]]:
+    def _positions_by_frame(self, video: Frames, positions: Collection[int]) -> dict[int, list[int]]:
         """The positions of each frame's number; empty where no video can be short enough to repeat frames."""
         if self._sampling.max_frames is None or self._video is None:
             return {}
@@ -381,19 +396,21 @@ def word_notes(pieces: Sequence[str], weights: Sequence[float], cosines: NDArray
     """The weight of each token, and the frame that it fits best, by their cosines (tokens, frames)."""
     frames = cosines.argmax(axis=1).tolist()
     maxima = cosines.max(axis=1).tolist()
-    return [
-        {"word": word, "weight": weight, "frame": frame, "cosine": cosine}
-        for word, weight, frame, cosine in zip(pieces, weights, frames, maxima, strict=True)
-    ]
+    notes: list[Note] = []
+    for word, weight, frame, cosine in zip(pieces, weights, frames, maxima, strict=True):
+        notes.append({"word": word, "weight": weight, "frame": frame, "cosine": cosine})
+    return notes
 
 
 def best_frames(words: Sequence[Mapping[str, Any]]) -> dict[int, list[Mapping[str, Any]]]:
     """The words that each frame is the best of, by frame: of the frames with most words, in time's order."""
-    counts = Counter(match["frame"] for match in words)
-    by_count = sorted(counts, key=lambda frame: (-counts[frame], frame))
+    by_frame: dict[int, list[Mapping[str, Any]]] = {}
+    for match in words:
+        by_frame.setdefault(match["frame"], []).append(match)
+    by_count = sorted(by_frame, key=lambda frame: (-len(by_frame[frame]), frame))
     best: dict[int, list[Mapping[str, Any]]] = {}
     for frame in sorted(by_count[:_MAX_FRAMES]):
-        best[frame] = [match for match in words if match["frame"] == frame]
+        best[frame] = by_frame[frame]
     return best
 
 

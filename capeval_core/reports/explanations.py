@@ -50,7 +50,11 @@ def round_ticks(low: float, high: float) -> list[float]:
     if span <= 1e-9 * max(abs(low), abs(high)):  # what rounding leaves of equal values
         span = abs(high) or 1.0
     size = 10.0 ** math.floor(math.log10(span / 5))
-    step = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= span / 5 - 1e-12)
+    step = 10 * size
+    for factor in (5, 2.5, 2, 1):  # the smallest step with at most five intervals
+        if factor * size >= span / 5 - 1e-12:
+            step = factor * size
+    # 1e-9: a value that is a tick but for rounding gets no further tick beyond it.
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
     return [step * place for place in range(first, max(last, first + 1) + 1)]
@@ -68,7 +72,8 @@ def template(name: str) -> Any:
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.tests |= {"readable": is_word, "finite": math.isfinite}
     helpers = (number, minus, best_frames, confident, marked, panels, parts, unmentioned)
-    environment.globals |= {helper.__name__: helper for helper in helpers}
+    for helper in helpers:
+        environment.globals[helper.__name__] = helper
     environment.globals |= {"figures": figures, "threshold": THRESHOLD, "digits": DIGITS}
     environment.globals["count"] = "{:,}".format
     return environment.get_template(f"{name}.html.j2")
@@ -95,17 +100,21 @@ def panels(evidence: Mapping[str, Any], draw: Draw = drawing) -> str:
     def frame_images(frames: Iterable[int]) -> dict[int, str]:
         """The best frames of a video as `<img>`, by position."""
         positions = tuple(frames)
-        if not hasattr(evidence, "frames"):
-            return {position: draw(None, f"Frame {position}") for position in positions}
+        read_frames: Any = getattr(evidence, "frames", None)  # evidence that came from a file has no video
 
         @cache  # the video is read once, and only if there is room for one of its frames
         def images() -> Any:
-            return evidence.frames(positions, _FRAME)
+            return read_frames(positions, _FRAME)
 
         def picture_of(position: int) -> Picture:
+            if read_frames is None:
+                return None
             return lambda width: images()[position]
 
-        return {position: draw(picture_of(position), f"Frame {position}") for position in positions}
+        drawings = {}
+        for position in positions:
+            drawings[position] = draw(picture_of(position), f"Frame {position}")
+        return drawings
 
     content = {"evidence": evidence, "draw": draw, "frame_images": frame_images}
     return Markup(template("explanation").render(content).strip())

@@ -52,11 +52,12 @@ def _drawing(width: float, height: float, final: float | None = None) -> Iterato
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
         from matplotlib.font_manager import get_font_names
+    # Several families: matplotlib looks for each letter in the next one, and captions may be Chinese.
     fonts: Any = {"font.family": [name for name in _FONTS if name in get_font_names()]}
     with matplotlib.style.context([_STYLE, fonts]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a box in its place is enough of a warning
         figure: Any = Figure((width / _DPI, height / _DPI))
-        FigureCanvasAgg(figure)
+        FigureCanvasAgg(figure)  # not by `pyplot`, which keeps figures and opens windows
         yield figure
         figure.file = BytesIO()
         figure.savefig(figure.file, format="png", dpi=_DPI * (final or width) / width)
@@ -87,7 +88,7 @@ def outlined(
     scale = 2 * width / _DESIGNED
     size = max(2, round(across)), max(2, round(across * image.height / image.width))
     drawn = image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
-    x0, y0, x1, y1 = (round(side * drawn.width / image.width) for side in visible)
+    x0, y0, x1, y1 = np.rint(np.asarray(visible) * drawn.width / image.width).astype(int).tolist()
     if x1 - x0 < drawn.width - 1 or y1 - y0 < drawn.height - 1:
         sharp = drawn.crop((x0, y0, x1, y1))
         drawn = Image.blend(drawn, Image.new("RGB", drawn.size, (128, 128, 128)), 0.7)
@@ -105,6 +106,7 @@ def outlined(
                 # A chessboard over the line makes it dashed.
                 alpha *= (np.indices(alpha.shape) // round(7 * scale)).sum(axis=0) % 2
             drawn.paste(shade, place, Image.fromarray(alpha.astype(np.uint8)))
+        # (points of the outline, 2) as x, y in the whole picture, for the badge's place.
         edges[index] = np.argwhere(band < _EDGE)[:, ::-1] + np.array(place[:2], float)
     radius = scale * (11 if len(regions) < 20 else 9)
     for number, centre in enumerate(_place_badges(edges, drawn.size, radius)):
@@ -114,12 +116,12 @@ def outlined(
 
 def _draw_badge(image: Image.Image, centre: _Points, radius: float, number: int, colour: str) -> None:
     """Draw a disc with the number of a region, which counts from 1 for readers."""
-    left, top = centre
+    x, y = centre
     draw = ImageDraw.Draw(image)
     for half, fill in ((1.14 * radius, "white"), (radius, colour)):
-        draw.ellipse([left - half, top - half, left + half, top + half], fill=fill)
-    font = ImageFont.load_default(radius * (1.3 if number < 9 else 1.1))
-    draw.text((left, top), str(number + 1), "white", font, anchor="mm", stroke_width=radius / 30)
+        draw.ellipse([x - half, y - half, x + half, y + half], fill=fill)
+    font = ImageFont.load_default(radius * (1.3 if number < 9 else 1.1))  # two digits need more room
+    draw.text((x, y), str(number + 1), "white", font, anchor="mm", stroke_width=radius / 30)
 
 
 def _band(mask: NDArray[np.bool_], size: tuple[int, int], scale: float) -> tuple[_Points, _Box]:
@@ -143,10 +145,12 @@ def _place_badges(regions: Sequence[_Points], size: tuple[int, int], radius: flo
     badges = np.full((len(regions), 2), np.inf)
     # The smallest first: they have the least choice.
     for index in np.argsort([np.prod(np.ptp(points, axis=0)) for points in regions], kind="stable"):
+        # Some hundred points of an outline are as good as all, and their distances are a small matrix.
         points = np.clip(regions[index][:: max(1, len(regions[index]) // 96)], low, high)
-        points = points[np.argsort(points.sum(axis=1), kind="stable")]
+        points = points[np.argsort(points.sum(axis=1), kind="stable")]  # the top left first
         nearest = grid[np.argsort(np.hypot(*(grid - points[0]).T), kind="stable")]
         candidates = np.concatenate([points, nearest])
+        # (candidates, badges); those that have no place yet are infinitely far.
         distances = np.hypot(*(candidates[:, None] - badges).transpose(2, 0, 1))
         is_free = (distances >= 2 * radius + 1).all(axis=1)
         badges[index] = candidates[is_free.argmax()]
@@ -158,10 +162,11 @@ def _place_badges(regions: Sequence[_Points], size: tuple[int, int], radius: flo
 
 def draw_bars(panels: Mapping[str, Sequence[Any]], note: str = "") -> Image.Image:
     """Panels of dots with intervals, a red tick at what is published: name, value, low, high, published."""
-    rows = [max(len(bars), 1) for bars in panels.values()]
-    height = sum(26 * count + 62 for count in rows)
-    if note:
-        height += 30
+    rows = []
+    height = 30 if note else 0
+    for bars in panels.values():
+        rows.append(max(len(bars), 1))
+        height += 26 * rows[-1] + 62
     with _drawing(_WIDTH, height) as figure:
         axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=rows)[:, 0]
         for ax, (title, bars) in zip(axes, panels.items(), strict=True):
@@ -191,10 +196,17 @@ def draw_spreads(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Image.I
         for ax in axes[len(panels) :]:
             ax.set_visible(False)
         for index, (ax, (title, levels)) in enumerate(zip(axes, panels.items(), strict=False)):
-            drawn = {level: values for level, values in levels.items() if len(values)}
+            names = []
+            spreads = []
+            means = []
+            for level, values in levels.items():
+                if len(values):  # matplotlib draws a box of nothing as a line at NaN, with warnings
+                    names.append(level)
+                    spreads.append(values)
+                    means.append(float(np.mean(values)))
             shade = f"C{index % len(REGIONS)}"
-            ax.set_title(title if drawn else f"{title}: no scores")
-            if not drawn:
+            ax.set_title(title if names else f"{title}: no scores")
+            if not names:
                 continue
             style: Any = {
                 "whis": (5, 95),
@@ -202,8 +214,7 @@ def draw_spreads(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Image.I
                 "whiskerprops": {"color": shade},
                 "medianprops": {"color": shade},
             }
-            ax.boxplot(list(drawn.values()), tick_labels=list(drawn), **style)
-            means = [float(np.mean(values)) for values in drawn.values()]
+            ax.boxplot(spreads, tick_labels=names, **style)
             ax.plot(range(1, len(means) + 1), means, "-o", color=INK, linewidth=1, markersize=3)
             ax.grid(axis="x", visible=False)
             ax.set_xlabel("rating")
@@ -261,8 +272,11 @@ def draw_curves(panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]
             for name, points in curves.items():
                 ax.plot(*zip(*points, strict=True), label=name, linewidth=1.5)
                 ax.plot(*points[-1], "o", color=ax.lines[-1].get_color(), markersize=4)
-            values = [value for points in curves.values() for _, value in points]
-            ax.set_ylim(bottom=min(0.0, *values))
+            values = [0.0]  # from 0 on, unless a curve goes below: heights of panels can be compared then
+            for points in curves.values():
+                _, values_of_curve = zip(*points, strict=True)
+                values += values_of_curve
+            ax.set_ylim(bottom=min(values))
             ax.xaxis.set_major_formatter("{x:,.0f}")
             ax.locator_params(axis="x", integer=True)
             if any(curves):
@@ -293,7 +307,9 @@ def _explained(lines: Iterable[Line], height: float, width: int, across: int = _
     """A part of a figure to draw onto, of this height, with lines above it, or to the right of it."""
     lines = list(lines)
     in_columns = across == _COLUMN and width >= _TWO_COLUMNS
-    text_height = 24 + sum(2.2 * letters for letters, _ in lines)
+    text_height = 24.0
+    for letters, _ in lines:
+        text_height += 2.2 * letters
     size = (across, text_height + height)
     if in_columns:
         size = (2 * across, max(text_height, height))
@@ -308,7 +324,9 @@ def _explained(lines: Iterable[Line], height: float, width: int, across: int = _
         rows: list[Any] = []
         for letters, pieces in lines:
             style = {"size": letters, "weight": "bold" if letters in _BOLD else "normal"}
-            texts: list[Any] = [TextArea(piece, textprops=style | {"color": ink}) for piece, ink in pieces]
+            texts: list[Any] = []
+            for piece, ink in pieces:
+                texts.append(TextArea(piece, textprops=style | {"color": ink}))
             rows.append(HPacker(children=texts, pad=0, sep=6))
         place: Any = {"bbox_to_anchor": (0, 0, 1, 1), "bbox_transform": head.transSubfigure}
         column = VPacker(children=rows, pad=8, sep=4)
@@ -332,8 +350,9 @@ def draw_matches(caption: str, title: str, note: Mapping[str, Any], width: int) 
     columns = [_cut(word, 18) for word in note["reference_words"]]
     cosines = np.asarray(note["cosines"])
     scores = f"precision {note['precision']:.3f}, recall {note['recall']:.3f}, F {note['f']:.3f}"
-    texts = title, f"caption (rows): {caption}", f"reference (columns): {note['reference']}"
-    lines = [(_TITLE, [(_cut(text, 88), INK)]) for text in texts]
+    lines = []
+    for text in (title, f"caption (rows): {caption}", f"reference (columns): {note['reference']}"):
+        lines.append((_TITLE, [(_cut(text, 88), INK)]))
     with _explained(lines, 26 * len(rows) + 102, width) as figure:
         from matplotlib.patches import Rectangle
 
@@ -347,7 +366,7 @@ def draw_matches(caption: str, title: str, note: Mapping[str, Any], width: int) 
         ax.set_yticks(np.arange(len(rows)) + 0.5, rows, color=INK)
         ax.xaxis.tick_top()
         style: Any = {"ha": "center", "va": "center", "size": 7}
-        readable: Any = cosines if len(columns) <= 20 else []
+        readable: Any = cosines if len(columns) <= 20 else []  # numbers of more columns would overlap
         for (row, column), cosine in np.ndenumerate(readable):
             ink = "white" if cosine > 0.5 else INK
             ax.text(column + 0.5, row + 0.55, f"{cosine:.2f}", color=ink, **style)
@@ -363,9 +382,14 @@ def draw_frames(
     caption: str, cosines: Sequence[float], frames: Mapping[int, tuple[Image.Image | None, str]], width: int
 ) -> Image.Image:
     """The cosine of a caption with each frame as a curve; its best frames, at most six, with their words."""
-    texts = [_wrapped(text, 20, 8) for _, text in frames.values()]
-    tall = max((image.height / image.width for image, _ in frames.values() if image), default=0.75)
-    strip = min(tall, 2.0) * 110 + 14 * max(map(len, texts), default=0) + 34
+    texts = []
+    heights = []  # as shares of the width
+    for image, text in frames.values():
+        texts.append(_wrapped(text, 20, 8))
+        if image is not None:
+            heights.append(image.height / image.width)
+    tallest = max(heights, default=0.75)
+    strip = min(tallest, 2.0) * 110 + 14 * max(map(len, texts), default=0) + 34
     lines = [(_TITLE, [(line, INK)]) for line in _wrapped(caption, 84, 3) or [""]]
     with _explained(lines, 200 + strip, width) as figure:
         above, below = figure.subfigures(2, 1, height_ratios=[200, strip])
@@ -396,8 +420,10 @@ def score_lines(title: str, score: float, parts: str, caption: Iterable[tuple[st
     words: list[tuple[str, str]] = []
     for text, is_mistake in caption:
         colour = _WRONG if is_mistake else INK
-        words += [(word, colour) for word in text.split()]
-    plain = " ".join(word for word, _ in words)
+        for word in text.split():
+            words.append((word, colour))
+    plain = " ".join([word for word, _ in words])
+    # Wrapped as one text and split again at the same blanks: a line has pieces of several colours.
     start = 0
     for line in textwrap.wrap(plain, 46, break_long_words=False, break_on_hyphens=False):
         stop = start + len(line.split())
@@ -413,7 +439,10 @@ def card_lines(note: Mapping[str, Any], caption: Iterable[tuple[str, bool]]) -> 
     else:
         title = "HICE-S"
         score = note["hice_s"]
-    parts = [f"{TERMS.get(name, name)} {note[name]:.2f}" for name in _PARTS if name in note]
+    parts = []
+    for name in _PARTS:
+        if name in note:
+            parts.append(f"{TERMS.get(name, name)} {note[name]:.2f}")
     yield from score_lines(title, score, "   ".join(parts), caption)
     yield _HEADING, [("Phrases: precision, best region", INK)]
     for phrase in note["phrases"]:
@@ -438,7 +467,10 @@ def card_lines(note: Mapping[str, Any], caption: Iterable[tuple[str, bool]]) -> 
 
 def _line(sign: str, numbers: Sequence[float], text: str, ink: str = INK) -> Line:
     """A line of a sign, numbers and a text."""
-    pieces = [sign, *(f"{number:.2f}" for number in numbers), _cut(text, 58)]
+    pieces = [sign]
+    for number in numbers:
+        pieces.append(f"{number:.2f}")
+    pieces.append(_cut(text, 58))
     return _ROW, [("  ".join(pieces), ink)]
 
 

@@ -21,7 +21,7 @@ from capeval_core.inputs.images import ImageError, Upright, image_source
 from capeval_core.inputs.videos import Sampling, video_source
 from capeval_core.project import __version__
 from capeval_core.reports.explanations import DIGITS, STYLE, Picture, drawing, jpeg, round_ticks, template
-from capeval_core.reports.tables import System, Systems
+from capeval_core.reports.tables import Cell, MetricFacts, System, Systems
 from capeval_core.store import whole_folder
 
 _FILE = "index.html"
@@ -55,6 +55,7 @@ def write_report(folder: Path, systems: Systems, command: str, titles: Mapping[s
 def check_report(folder: Path) -> None:
     """Refuse to replace a page that is not a report of capeval."""
     path = folder / _FILE
+    # Only the head: `index.html` of another program may be of any size.
     if path.exists() and not (path.is_file() and _GENERATOR.encode() in path.read_bytes()[:2000]):
         raise FileExistsError(f"{path} is there and no report of capeval: name another folder")
 
@@ -108,18 +109,21 @@ class _Page:
     def __init__(self, systems: Systems) -> None:
         self.systems = systems
         self.left_out = 0  # pictures for which there was no room
-        results = [cell.result for system in systems.systems for cell in system.cells.values()]
-        self.upright = any("exif:turn" in result.signature.split("|") for result in results)
+        self.upright = False  # whether a metric saw photographs turned, as readers should then
+        for system in systems.systems:
+            for cell in system.cells.values():
+                if "exif:turn" in cell.result.signature.split("|"):
+                    self.upright = True
         self.pictures: dict[str, dict[str, Any] | None] = {}  # by path; None where it cannot be shown
         self._room = _ROOM
 
     def html(self, **content: Any) -> str:
-        styles = (STYLE.with_name("report.css"), STYLE)
+        style = STYLE.with_name("report.css").read_text(encoding="utf-8") + STYLE.read_text(encoding="utf-8")
         content |= {
             "page": self,
             "systems": self.systems,
             "generator": Markup(_GENERATOR),
-            "style": Markup("".join(path.read_text(encoding="utf-8") for path in styles)),
+            "style": Markup(style),
             "footer": f"Made by capeval {__version__}, {datetime.now(UTC).date().isoformat()}.",
             "frames": _FRAMES,
             "without_folders": _without_folders,
@@ -155,7 +159,7 @@ class _Page:
     def has_tests(self) -> bool:
         return any(row.is_tested for row in self.rows)
 
-    def mean_cell(self, metric: Any, system: System) -> _TableCell:
+    def mean_cell(self, metric: MetricFacts, system: System) -> _TableCell:
         """The mean of a system by a metric, with its interval and its test."""
         cell = system.cells[metric.name]
         number = self.systems.for_page
@@ -180,7 +184,7 @@ class _Page:
         for metric in self.systems.columns:
             names = self.systems.best(metric, DIGITS)
             if len(names) > 1:
-                best = next(system for system in self.systems.systems if system.name == names[0])
+                best = self.systems.system(names[0])
                 ties.append((metric.title, names, self.mean_cell(metric, best).mean))
         return ties
 
@@ -188,8 +192,9 @@ class _Page:
         """Titles of the metrics with the weights `tiny`."""
         titles: dict[str, None] = {}
         for metric in self.systems.columns:
-            if any(":tiny@" in signature for signature in self.signatures(metric)):
-                titles[metric.title] = None
+            for signature in self.signatures(metric):
+                if ":tiny@" in signature:
+                    titles[metric.title] = None
         return list(titles)
 
     def failures(self) -> list[str]:
@@ -204,10 +209,9 @@ class _Page:
     @property
     def first(self) -> System:
         """The system that others are compared with: the baseline, else the first."""
-        for system in self.systems.systems:
-            if system.name == self.systems.baseline:
-                return system
-        return self.systems.systems[0]
+        if self.systems.baseline is None:
+            return self.systems.systems[0]
+        return self.systems.system(self.systems.baseline)
 
     @property
     def further(self) -> list[System]:
@@ -216,14 +220,17 @@ class _Page:
 
     # captions
 
-    def parts(self, system: System, column: Any, index: int) -> dict[str, Any]:
+    def parts(self, system: System, column: MetricFacts, index: int) -> dict[str, Any]:
         """The parts of a score."""
-        return {name: values[index] for name, values in system.cells[column.name].result.parts.items()}
+        parts = {}
+        for name, values in system.cells[column.name].result.parts.items():
+            parts[name] = values[index]
+        return parts
 
-    def signatures(self, column: Any) -> dict[str, None]:
+    def signatures(self, column: MetricFacts) -> dict[str, None]:
         return dict.fromkeys(system.cells[column.name].result.signature for system in self.systems.systems)
 
-    def ends(self, system: System, column: Any) -> list[tuple[str, list[tuple[int, str]], str]]:
+    def ends(self, system: System, column: MetricFacts) -> list[tuple[str, list[tuple[int, str]], str]]:
         """The captions with the lowest and the highest scores, none in both; how many tie with the last."""
         scores = np.asarray(system.cells[column.name].result.scores)
         numbers = [self.systems.for_page(score) for score in scores.tolist()]
@@ -236,23 +243,24 @@ class _Page:
             cards = [(index, numbers[index]) for index in order[:_EXAMPLES]]
             if not cards:
                 continue
+            # As they are printed: scores that differ in later digits look equal to readers.
             last = cards[-1][1]
             tied = numbers.count(last)
-            tied_cards = sum(number == last for _, number in cards)
+            tied_cards = [number for _, number in cards].count(last)
             note = ""
             if tied > tied_cards:
                 note = f"{tied:,} captions tie at {last}; {tied_cards} of them are shown."
             ends.append((title, cards, note))
         return ends
 
-    def evidence(self, system: System, column: Any, index: int) -> Mapping[str, Any]:
+    def evidence(self, system: System, column: MetricFacts, index: int) -> Mapping[str, Any]:
         """The evidence of a score; an image that is gone costs its explanation alone."""
         cell = system.cells[column.name]
         with suppress(KeyError, OSError, ValueError):
             return {} if cell.evidence is None else cell.evidence[index]
         return {}
 
-    def differences(self, first: System, second: System, column: Any) -> dict[str, Any]:
+    def differences(self, first: System, second: System, column: MetricFacts) -> dict[str, Any]:
         """The captions of the same visuals by which either system is furthest ahead, and ties as shown."""
         import pandas as pd
 
@@ -267,26 +275,29 @@ class _Page:
         apart = both[both.shown_x != both.shown_y]
         gain = (apart.score_x - apart.score_y) * (1 if column.higher_is_better else -1)
 
-        def pair(row: Any) -> dict[str, Any]:
-            picture = self.picture(first, row["index_x"]) or self.picture(second, row["index_y"])
-            names = {"x": first.name, "y": second.name}
-            sides = [(name, row[f"shown_{side}"], row[f"caption_{side}"]) for side, name in names.items()]
-            return {"picture": picture, "sides": sides, "id": row["id"]}
-
         sides = []
         for system, lead in ((first, gain), (second, -gain)):
             furthest = apart.loc[lead[lead > 0].sort_values(ascending=False, kind="stable").index]
-            pairs = [pair(row) for row in furthest[:_EXAMPLES].to_dict("records")]
+            pairs = []
+            for row in furthest[:_EXAMPLES].to_dict("records"):
+                captions = (
+                    (first.name, row["shown_x"], row["caption_x"]),
+                    (second.name, row["shown_y"], row["caption_y"]),
+                )
+                picture = self.picture(first, row["index_x"]) or self.picture(second, row["index_y"])
+                pairs.append({"picture": picture, "sides": captions, "id": row["id"]})
             sides.append({"name": system.name, "ahead": len(furthest), "pairs": pairs})
         return {"compared": len(both), "ties": len(both) - len(apart), "sides": sides}
 
-    def chart(self, column: Any) -> dict[str, Any] | None:
+    def chart(self, column: MetricFacts) -> dict[str, Any] | None:
         """Histograms of the systems' scores, with mean and interval, on one axis."""
-        cells = {system.name: system.cells[column.name] for system in self.systems.systems}
+        cells: dict[str, Cell] = {}
         finite = {}
-        for name, cell in cells.items():
+        for system in self.systems.systems:
+            cell = system.cells[column.name]
+            cells[system.name] = cell
             scores = np.array(cell.result.scores, float)
-            finite[name] = scores[np.isfinite(scores)]
+            finite[system.name] = scores[np.isfinite(scores)]
         values = np.concatenate([*finite.values()])
         if not len(values):
             return None
@@ -302,9 +313,10 @@ class _Page:
             counts = np.histogram(scores, bins, (ticks[0], ticks[-1]))[0]
             shares = (100 * counts / max(counts.max(), 1)).tolist()
             row: dict[str, Any] = {"name": name, "value": "", "spoken": f"{len(scores):,} scores"}
-            row["bars"] = [
-                (f"{100 / bins * place:.2f}", share) for place, share in enumerate(shares) if share
-            ]
+            row["bars"] = []
+            for place, share in enumerate(shares):
+                if share:  # an empty bar would be one more element of a page with thousands
+                    row["bars"].append((f"{100 / bins * place:.2f}", share))
             if len(scores):
                 quantiles = np.quantile(scores, [0.05, 0.5, 0.95]).tolist()
                 below = ", ".join(map(self.systems.for_page, quantiles))
@@ -315,8 +327,10 @@ class _Page:
             if interval is not None and cells[name].result.formula is None:  # else not one of a mean
                 row["interval"] = [at(interval.low), at(interval.high)]
             rows.append(row)
-        numbers = [(at(tick), minus(f"{self.systems.scaled(tick):.4g}")) for tick in ticks]
-        return {"width": f"{100 / bins:.2f}", "rows": rows, "ticks": numbers}
+        labels = []
+        for tick in ticks:
+            labels.append((at(tick), minus(f"{self.systems.scaled(tick):.4g}")))
+        return {"width": f"{100 / bins:.2f}", "rows": rows, "ticks": labels}
 
     # pictures
 
@@ -340,6 +354,7 @@ class _Page:
             return None
         image = self._thumbnail(path)
         data = jpeg(image)
+        # Asked again, by the size that is known only now; the first time no image was opened for nothing.
         if not self._take_room(data):
             return None
         return {
@@ -394,6 +409,7 @@ def _frames_side_by_side(path: str) -> Image.Image:
 
 def _bare(image: Image.Image, width: int, height: int) -> Image.Image:
     """The pixels alone, on white, within a box."""
+    # A page is passed on: a photograph's metadata says where and when it was taken.
     pixels = image.convert("RGBA")
     pixels.thumbnail((width, height), Image.Resampling.LANCZOS)
     return Image.alpha_composite(Image.new("RGBA", pixels.size, "white"), pixels).convert("RGB")
@@ -421,13 +437,18 @@ def notebook(result: Any) -> str:
             interval = result.interval()
     scored = len(result) - len(result.errors)
     length = min(_NOTEBOOK_ENDS, max(1, scored // 2))  # so that no row is at both ends, unless it is alone
-    rows = [("worst", row) for row in result.worst(length)]
-    rows += [("best", row) for row in result.best(length)]
+    rows = []
+    for row in result.worst(length):
+        rows.append(("worst", row))
+    for row in result.best(length):
+        rows.append(("best", row))
     columns = []
     if rows:
-        values = rows[0][1]
-        columns = [name for name, value in values.items() if isinstance(value, int | float | str)]
-        columns = [name for name in columns if name != "group"][:_NOTEBOOK_COLUMNS]
+        _, values = rows[0]
+        for name, value in values.items():
+            if isinstance(value, int | float | str) and name != "group":
+                columns.append(name)
+        columns = columns[:_NOTEBOOK_COLUMNS]
     counts = vars(result.counts)
     content = {"result": result, "interval": interval, "rows": rows, "columns": columns, "counts": counts}
     return str(template("notebook").render(content))

@@ -17,7 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from capeval_core.project import __version__
-from capeval_core.reports.tables import Cell, System
+from capeval_core.reports.tables import Cell, MetricFacts, System
 
 _SCHEMA = "0.3.0"
 
@@ -139,8 +139,9 @@ def every_eval_ever(system: System, columns: Sequence[Any], evaluation: Evaluati
     return {f"{evaluation.folder}/{name}.json": content, samples_path: lines}
 
 
-def _name(content: Any, evaluation: Evaluation) -> str:
+def _name(content: object, evaluation: Evaluation) -> str:
     """A name in the form of a random UUID, which the schema asks for, that the content alone decides."""
+    # Without the id, which holds the time: the same scores written later are the same record.
     text = json.dumps(content, sort_keys=True).replace(evaluation.id, "")
     return str(UUID(bytes=hashlib.sha256(text.encode()).digest()[:16], version=4))
 
@@ -149,10 +150,12 @@ def _result_id(evaluation: Evaluation, key: str) -> str:
     return f"{evaluation.id}#{key}"
 
 
-def _result(column: Any, cell: Cell, key: str, value: float, evaluation: Evaluation) -> dict[str, Any]:
+def _result(
+    column: MetricFacts, cell: Cell, key: str, value: float, evaluation: Evaluation
+) -> dict[str, Any]:
     """The record of one number of a metric."""
     result = cell.result
-    counts = {name: str(count) for name, count in vars(result.counts).items()}
+    counts = {name: str(count) for name, count in vars(result.counts).items()}  # the schema has texts here
     score: dict[str, Any] = {"score": value, "details": {"signature": result.signature, **counts}}
     # Only the metric's own number has an interval; BLEU-1 beside BLEU-4 has none.
     if key == result.key and cell.interval is not None:
@@ -196,16 +199,18 @@ def _bound(value: float) -> float | str:
     """A bound of scores, as the schema writes an infinite one."""
     if math.isfinite(value):
         return value
+    # JSON has no infinity, and Python's own writing of it is refused by other readers.
     return "Infinity" if value > 0 else "-Infinity"
 
 
-def _samples(system: System, column: Any, evaluation: Evaluation) -> list[dict[str, Any]]:
+def _samples(system: System, column: MetricFacts, evaluation: Evaluation) -> list[dict[str, Any]]:
     """A sample for each caption that a metric has a score of."""
     result = system.cells[column.name].result
     captions_of_image: dict[str, int] = {}
     samples = []
     for index, score in enumerate(result.scores):
         image_id = system.ids[index]
+        # Counted before captions without a score are left out: a sample's id does not depend on the metric.
         number = captions_of_image[image_id] = captions_of_image.get(image_id, 0) + 1
         if not math.isfinite(score):
             continue
@@ -255,5 +260,6 @@ def evaluation_of(
 
 def _is_unsafe(name: str) -> bool:
     """The name cannot be that of folders on every system."""
+    # Windows allows none of these characters; `..` would write outside of the folder of records.
     parts = name.split("/")
     return any(part in ("", ".", "..") or set(part) & set('<>:"\\|?*\0') for part in parts)

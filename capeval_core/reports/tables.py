@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from capeval_core.errors import p_in_words
 from capeval_core.reports.explanations import DIGITS, number
@@ -23,6 +23,7 @@ _MARKED = re.compile(r"[\\`*<|~&]|(?<=\])\(|(?<![^\W_])_|_(?![^\W_])")
 """Characters that mean something in Markdown; an underscore within a word does not."""
 _MARK = "*"
 _COUNTS = ["captions", "failed", "truncated", "empty"]
+# In the order of `compare_systems`' values.
 _TEST = [
     *("difference", "difference_low", "difference_high", "p", "p_holm", "significant", "compared"),
     "left_out",
@@ -44,7 +45,9 @@ class Table:
     def text(self) -> str:
         """Aligned columns, then the notes."""
         lines = [self.header, *self.rows]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        widths = []
+        for column in zip(*lines, strict=True):
+            widths.append(max(map(len, column)))
         texts = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         if self.notes:
             texts += ["", *self.notes]
@@ -54,25 +57,30 @@ class Table:
         """A section with the table, then the notes as a list."""
         lines = [f"## {self.title}", ""]
         for row in [self.header, ["---"] * len(self.header), *self.rows]:
+            # On one line: a line break would end the row.
             cells = [_MARKED.sub(r"\\\g<0>", " ".join(cell.split())) for cell in row]
             lines.append(f"| {' | '.join(cells)} |")
         if self.notes:
-            lines += ["", *(f"- {note}" for note in self.notes)]
+            lines.append("")  # without which Markdown takes a list for a row of the table
+        for note in self.notes:
+            lines.append(f"- {note}")
         return "\n".join(lines) + "\n"
 
     def latex(self) -> str:
         """A `tabular` with booktabs' rules; the notes are comments."""
         alignment = "l" + "r" * (len(self.header) - 1)
-        lines = [f"% {self.title}", *(f"% {note}" for note in self.notes)]
+        lines = [f"% {text}" for text in (self.title, *self.notes)]
         lines += [rf"\begin{{tabular}}{{{alignment}}}", r"\toprule"]
         lines += [_latex_row(self.header), r"\midrule"]
         for place, row in enumerate(self.rows):
-            lines.append(_latex_row(row, [(place, i) in self.bold for i in range(len(row))]))
+            bold = [(place, column) in self.bold for column in range(len(row))]
+            lines.append(_latex_row(row, bold))
         lines += [r"\bottomrule", r"\end{tabular}"]
         return "\n".join(lines) + "\n"
 
     def csv(self) -> str:
         """The header and the rows."""
+        # newline="": a caption or a name with line breaks keeps them within its quotes.
         text = io.StringIO(newline="")
         csv.writer(text, lineterminator="\n").writerows([self.header, *self.rows])
         return text.getvalue()
@@ -82,6 +90,7 @@ def _latex_row(cells: Sequence[str], bold: Sequence[bool] = ()) -> str:
     """A row; the first word of a bold cell is bold, its interval is not."""
     texts = []
     for place, cell in enumerate(cells):
+        # Letter by letter: one replacement after another would escape the backslashes of the ones before.
         text = "".join([_LATEX.get(character, character) for character in cell])
         text = re.sub(r"\btau\\_([bc])\b", r"$\\tau_\1$", text)
         if place < len(bold) and bold[place]:
@@ -91,6 +100,21 @@ def _latex_row(cells: Sequence[str], bold: Sequence[bool] = ()) -> str:
     if row[0] in "[*":  # LaTeX would read it as an argument of the line break before it
         row = "{}" + row
     return row
+
+
+class MetricFacts(Protocol):
+    """The facts of a metric that tables need, as its class has them."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def summary(self) -> str: ...
+    @property
+    def higher_is_better(self) -> bool: ...
+    @property
+    def part_titles(self) -> Mapping[str, str]: ...
 
 
 @dataclass(frozen=True)
@@ -105,7 +129,7 @@ class Cell:
     no_test: str = ""
     comparison: Any = None  # of the test, uncorrected
 
-    def verdict(self, column: Any) -> str:
+    def verdict(self, column: MetricFacts) -> str:
         """The system is "better" or "worse" than the baseline, or "equal"; "" without a test."""
         if not self.test:
             return ""
@@ -152,6 +176,13 @@ class Systems:
             readings.update(system.files)
         return readings
 
+    def system(self, name: str) -> System:
+        """The system of a name, else the first."""
+        for system in self.systems:
+            if system.name == name:
+                return system
+        return self.systems[0]
+
     def scaled(self, value: float) -> float:
         """A score, or a difference of scores, times 100 where readers want that."""
         return 100 * value if self.times_100 else value
@@ -170,17 +201,22 @@ class Systems:
         """A score on a page."""
         return number(self.scaled(value), self.decimals(DIGITS))
 
-    def best(self, column: Any, default: int = 4) -> list[str]:
+    def best(self, column: MetricFacts, default: int = 4) -> list[str]:
         """The systems with the best mean of several; more than one where they tie in the digits shown."""
-        results = {system.name: system.cells[column.name].result for system in self.systems}
-        means = {name: result.mean for name, result in results.items() if math.isfinite(result.mean)}
+        means = {}
+        for system in self.systems:
+            mean = system.cells[column.name].result.mean
+            if math.isfinite(mean):
+                means[system.name] = mean
         if len(means) < 2:
             return []
         best_mean = max(means.values()) if column.higher_is_better else min(means.values())
         as_shown = self.number(best_mean, default)
         best = []
         for name, mean in means.items():
-            if self.number(mean, default) == as_shown and results[name].lack is None:
+            # A mean of fewer captions than others are of may be best by what it lacks: it gets no mark.
+            is_complete = self.system(name).cells[column.name].result.lack is None
+            if is_complete and self.number(mean, default) == as_shown:
                 best.append(name)
         return best
 
@@ -194,7 +230,7 @@ def stacked_table(systems: Systems, title: str = "Systems", first: str = "system
         tests: list[str] = []
         for column in systems.columns:
             cell = system.cells[column.name]
-            further = [systems.number(value) for value in _further(cell).values()]
+            further = [systems.number(value) for value in _further(cell).values()]  # BLEU-1 beside BLEU-4
             blanks = [""] * len(further)  # whose interval and test are not computed
             p_value = p_in_words(cell.test["adjusted"], systems.level) if cell.test else ""
             means += [_mean(systems, cell), *further]
@@ -211,7 +247,10 @@ def cells_table(systems: Systems, title: str = "Systems", first: str = "system")
     """A system is one row: mean, mark and interval of each metric in a cell; the best mean is bold."""
     rows: list[list[str]] = []
     bold: set[tuple[int, int]] = set()
-    best = {column.name: systems.best(column) for column in systems.columns if systems.ranked}
+    best = {}
+    if systems.ranked:
+        for column in systems.columns:
+            best[column.name] = systems.best(column)
     for place, system in enumerate(systems.systems):
         row = [system.name]
         for column in systems.columns:
@@ -229,9 +268,10 @@ def long_table(systems: Systems, groups: Mapping[str, Systems] | None = None) ->
     """A line for each system and metric with every number, as many digits as it has; with `groups` of
     captions also of each, by the column `group`, which is empty in the lines of all captions."""
     if groups is not None:
-        grouped = [[*row, ""] for row in long_table(systems).rows]
-        for name, group in groups.items():
-            grouped += [[*row, name] for row in long_table(group).rows]
+        grouped = []
+        for name, group in {"": systems, **groups}.items():
+            for line in long_table(group).rows:
+                grouped.append([*line, name])
         return Table("Systems", [*_COLUMNS, "group"], grouped)
     rows: list[list[str]] = []
     for system in systems.systems:
@@ -254,18 +294,25 @@ def long_table(systems: Systems, groups: Mapping[str, Systems] | None = None) ->
 
 def _line(row: Mapping[str, Any]) -> list[str]:
     """The texts of a row of the long table, "" where it has no value."""
-    values = [row.get(name, "") for name in _COLUMNS]
-    return [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
+    texts = []
+    for name in _COLUMNS:
+        text = str(row.get(name, ""))
+        # `true`, as JSON and most readers of CSV have it, not Python's `True`.
+        texts.append(text.lower() if isinstance(row.get(name), bool) else text)
+    return texts
 
 
 def _repr(number: float) -> str:
     """All digits of a number, "" of one that is not finite."""
+    # An empty cell is a missing number to every reader of CSV; `nan` is a text to some.
     return repr(number) if math.isfinite(number) else ""
 
 
 def _further(cell: Cell) -> dict[str, float]:
     """The numbers of a set in addition to the one to report: BLEU-1 to BLEU-3."""
-    return {name: value for name, value in cell.result.numbers.items() if name != cell.result.key}
+    numbers = dict(cell.result.numbers)
+    numbers.pop(cell.result.key, None)
+    return numbers
 
 
 def _header(systems: Systems) -> list[str]:
@@ -273,29 +320,38 @@ def _header(systems: Systems) -> list[str]:
     for column in systems.columns:
         lower = "" if column.higher_is_better else " (lower is better)"
         names = _further(systems.systems[0].cells[column.name])
-        titles += [f"{column.title}{lower}", *(column.part_titles.get(name, name) for name in names)]
+        titles.append(f"{column.title}{lower}")
+        for name in names:
+            titles.append(column.part_titles.get(name, name))
     return titles
 
 
 def _notes(systems: Systems) -> list[str]:
     """The meaning of the table's signs, messages, and the signatures."""
     notes = []
-    cells: list[Cell] = []
+    signatures: dict[str, None] = {}  # each once, in the order of the columns
+    has_intervals = False
+    tests = []
     for column in systems.columns:
-        cells += [system.cells[column.name] for system in systems.systems]
-    if any(cell.interval is not None for cell in cells):
+        for system in systems.systems:
+            cell = system.cells[column.name]
+            signatures[cell.result.signature] = None
+            has_intervals = has_intervals or cell.interval is not None
+            if cell.test is not None:
+                tests.append(cell.test)
+    if has_intervals:
         notes.append(f"{systems.level:.0%} intervals of the means, by {systems.visual}")
-    tests = [cell.test for cell in cells if cell.test is not None]
     if tests:
         how = f"{systems.test}, {systems.correction}" if systems.correction else systems.test
         limit = f"p < {1 - systems.level:.2g}"
         meaning = f"p: against {systems.baseline} ({how})"
+        # The mark is explained only where it is, and stands for the limit of p.
         if any(test["significant"] for test in tests):
             meaning = f"{_MARK}: differs from {systems.baseline} ({limit}, {how})"
         notes.append(meaning)
     if systems.times_100:
         notes.append("means and intervals times 100")
-    return [*notes, *systems.messages, *dict.fromkeys(cell.result.signature for cell in cells)]
+    return [*notes, *systems.messages, *signatures]
 
 
 def _mean(systems: Systems, cell: Cell) -> str:

@@ -53,6 +53,11 @@ class RegionOptions(CommonOptions):
     def images_are_ids(self) -> bool:
         return store_of(self.regions) is not None
 
+    @property
+    def box_selection(self) -> Selection | None:
+        """The rule by which boxes of an image are selected; None: all that the region encoder gives."""
+        return None
+
 
 class RegionMetric(CaptionMetric):
     """A metric that compares captions with features of boxes in images."""
@@ -70,14 +75,17 @@ class RegionMetric(CaptionMetric):
     def check_options(cls, options: Any) -> None:
         super().check_options(options)
         if options.regions is not None:
-            box_source_opener(options.regions)
+            box_source_opener(options.regions)  # whose checks come before any weights are opened
         if options.exif is not None and options.images_are_ids:
             problem = "is for images, and regions holds features that were made before"
             raise wrong_option("exif", options.exif, problem, "leave it out")
+        # The boxes of another rule give plausible scores that are not the metric's.
+        if options.box_selection is not None:
+            check_selection(options.regions, options.box_selection)
 
     @classmethod
     def check_input(
-        cls, options: Any, captions: Any, images: Any, references: Any = None, **settings: Any
+        cls, options: Any, captions: object, images: object, references: object = None, **settings: Any
     ) -> Samples:
         store = store_of(options.regions)
         if store is not None:
@@ -85,7 +93,7 @@ class RegionMetric(CaptionMetric):
         return super().check_input(options, captions, images, references, **settings)
 
     @classmethod
-    def entries(cls, options: Any) -> list[WeightsEntry]:
+    def entries(cls, options: RegionOptions) -> list[WeightsEntry]:
         weights = super().entries(options)
         regions = options.regions
         if regions is None and weights:  # weights of another kind name their own encoder
@@ -97,6 +105,7 @@ class RegionMetric(CaptionMetric):
         models = super().open_models()
         regions = self.options.regions
         if regions is None:
+            # Weights that were trained on the boxes of one detector mean little on those of another.
             constants = self.folder.config.get("constants", {})
             regions = constants.get("regions", self.default_regions.name)
             if not isinstance(regions, str) or not regions or store_of(regions) is not None:
@@ -104,25 +113,30 @@ class RegionMetric(CaptionMetric):
                     "in the config, constants.regions names no weights of a region encoder: convert the "
                     "weights again, or download them again"
                 )
-            self.options = replace(self.options, regions=regions)
-        selection = getattr(self.options, "selection", None)
-        device: dict[str, Any] = {"device": self.options.device, "dtype": self.options.dtype}
-        self.regions: BoxSource = box_source_opener(regions)(selection=selection, **device)
-        if self.options.rows is None:  # else where the first row is missing
+            self.options = replace(self.options, regions=regions)  # so that the signature names them
+        options = self.options
+        self.regions: BoxSource = box_source_opener(regions)(
+            selection=options.box_selection, device=options.device, dtype=options.dtype
+        )
+        # Opened at once, so that wrong weights are refused before anything runs; with rows of an earlier run
+        # where the first row is missing, since there may be nothing left to encode.
+        if options.rows is None:
             _ = self.regions.encoder
         return {**models, "regions": Model(self.regions.label, self.regions.fingerprint)}
 
     def boxes(self, samples: Samples) -> tuple[list[Any], list[list[int]]]:
         """Box features of the samples' images, and the rows that share an image, for each image, in order."""
         boxes = list(self.regions.boxes(samples.images, **self.run))
+        # By identity, not by content: rows of one image share its source, and contents need not be read.
         sharing: dict[object, list[int]] = {}
         for row, visual in enumerate(boxes):
             sharing.setdefault(visual.identity, []).append(row)
         return boxes, list(sharing.values())
 
 
-def error_of(error: str | None, first: Any, equal: Any) -> str | None:
+def error_of(error: str | None, first: BoxVisual | FirstBoxes, equal: BoxVisual | FirstBoxes) -> str | None:
     """An error about the first of equal images, as the one about another of them."""
+    # Once: a path in the message may happen to hold the same text.
     return None if error is None else error.replace(first.where, equal.where, 1)
 
 
@@ -160,6 +174,7 @@ class BoxSource:
             images = (visual for visual in visuals if visual.medium == "image")
             encoded = self.encoder.encode_boxes(images, cache=cache, batch_size=batch_size)
         for visual in visuals:
+            # Lazily, one by one: a generator of images must not be read ahead of its boxes.
             if visual.medium == "image":
                 yield refuse_unusable(next(encoded))  # a user's region encoder may return anything
             else:
@@ -175,6 +190,7 @@ class FirstBoxes(Visual[BoxFeatures]):
 
     @property
     def key(self) -> str:
+        # The same features with fewer boxes are another input.
         return f"{self.content}:{self.selection}"
 
     @property
@@ -194,13 +210,14 @@ class FirstBoxes(Visual[BoxFeatures]):
             raise ImageError(Problem(self.where, f"has {description}", fix))
         if boxes.selection is not None:
             return boxes
+        # Releases have their boxes in the order of confidence, so that the first are the best.
         count = FIXED if self.selection == "lxmert36" else MOST
         if self.selection == "bua10_100" and boxes.scores is not None:
             count = boxes_kept(boxes.scores)
         return boxes.first(count)
 
 
-def box_source_opener(spec: Any) -> Callable[..., BoxSource]:
+def box_source_opener(spec: object) -> Callable[..., BoxSource]:
     """Check a source of box features before any model is opened; the result opens it, with the keywords
     `selection`, `device` and `dtype`."""
     if isinstance(spec, RegionEncoder):
@@ -223,6 +240,7 @@ def _open(name: str, *, selection: Selection | None, device: str | None, dtype: 
     with naming({"weights": "regions"}):
         folder = open_listed(name, metric=FASTER_RCNN, tiny="scene-regions")
     network: Any = network_of(folder)
+    # By what it can do, not by its name: another package's detector serves as well.
     if not hasattr(network, "encode_boxes"):
         problem = f"is weights of {network.kind!r}, which finds no boxes"
         raise wrong_option("regions", name, problem, _EXPECTED)
@@ -239,7 +257,7 @@ def _open(name: str, *, selection: Selection | None, device: str | None, dtype: 
     return BoxSource(label, fingerprint, selection, open_encoder)
 
 
-def check_selection(spec: Any, selection: Selection) -> None:
+def check_selection(spec: object, selection: Selection) -> None:
     """Refuse another rule than the one that chose the boxes of a store, where that is known."""
     store = store_of(spec)
     problem = None if store is None else _other_selection(store.selection, selection)
@@ -254,8 +272,9 @@ def _other_selection(of_boxes: str | None, of_option: Selection | None) -> tuple
     return f"has boxes that were chosen as {of_boxes!r}", setting("selection", of_boxes, "pass ")
 
 
-def store_of(spec: Any) -> BoxFeatureStore | None:
+def store_of(spec: object) -> BoxFeatureStore | None:
     """The precomputed features that `spec` names; None where it names or is a region encoder."""
+    # `tiny` are weights, also where a folder of that name lies here.
     if not isinstance(spec, (str, PathLike)) or os.fspath(spec) == "tiny":
         return None
     path = expanded_path(spec)
@@ -272,7 +291,7 @@ def store_of(spec: Any) -> BoxFeatureStore | None:
     return BoxFeatureStore.open(path) if is_store else None
 
 
-def boxes_by_id(store: BoxFeatureStore, images: Any) -> Any:
+def boxes_by_id(store: BoxFeatureStore, images: object) -> object:
     """Box features for a list of image ids; other input is left for the check of inputs."""
     ids = as_list(images)
     if ids is None:
@@ -286,6 +305,7 @@ def boxes_by_id(store: BoxFeatureStore, images: Any) -> Any:
                 sources[image_id] = store.find(image_id)
             source = sources[image_id]
         except ImageError as error:
+            # Raised where it is read, as that of a broken image: with on_error="nan" it costs one row.
             source = Boxes(partial(_raise, error), path=str(image)[:200])
         visuals.append(Visual(f"images[{index}]", source))
     return visuals

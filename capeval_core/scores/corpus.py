@@ -54,12 +54,16 @@ class DocumentFrequencies(CorpusStatistics):
                 "that CIDEr is 0: score more images together, or pass statistics=..."
             )
         block = TextBlock(documents)
+        # Sorted, so that the same documents in another order have the same fingerprint. As objects: each of
+        # numpy's texts would take the length of the longest word.
         order = np.argsort(np.array(block.vocabulary, dtype=object), kind="stable")
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order))
-        words = rank[block.words]
+        words = rank[block.words]  # (words of all texts,) their places in the alphabet
         document = block.pool[block.caption]
-        prefix = np.zeros_like(words)  # the number of the n-gram that begins at each word
+        # (words of all texts,) the number of the n-gram that begins at each, by which one word more is found:
+        # a table of n-grams as texts would take ten times the memory.
+        prefix = np.zeros_like(words)
         keys = []
         frequencies = []
         for n in range(1, LONGEST + 1):
@@ -73,7 +77,7 @@ class DocumentFrequencies(CorpusStatistics):
             counts = np.bincount(once // len(documents), minlength=len(ngrams))
             keys.append(ngrams)
             frequencies.append(counts.astype(np.int64))
-        vocabulary = tuple(block.vocabulary[index] for index in order)
+        vocabulary = tuple([block.vocabulary[index] for index in order])
         return cls(len(documents), vocabulary, tuple(keys), tuple(frequencies))
 
     @classmethod
@@ -96,13 +100,14 @@ class DocumentFrequencies(CorpusStatistics):
             if fix:
                 raise wrong_option(f"counts[{ngram!r}]", count, "", fix)
             counted[tokens] = int(count)
-        # A prefix that is not counted itself is in no document, as far as is known.
+        # Keys are built on prefixes. One that is not counted itself is in no document, as far as is known.
         frequency: dict[tuple[str, ...], int] = {}
         for tokens in counted:
             for n in range(1, len(tokens) + 1):
                 frequency[tokens[:n]] = counted.get(tokens[:n], 0)
-        words = tuple(sorted({word for tokens in frequency for word in tokens}))
-        rank = {word: index for index, word in enumerate(words)}
+        distinct: set[str] = set()
+        words = tuple(sorted(distinct.union(*frequency)))
+        rank = dict(zip(words, range(len(words)), strict=True))
         number: dict[tuple[str, ...], int] = {(): 0}  # of each n-gram among those of its length
         keys = []
         frequencies = []
@@ -115,7 +120,8 @@ class DocumentFrequencies(CorpusStatistics):
             for index, key in enumerate(ordered):
                 number[by_key[key]] = index
             keys.append(np.array(ordered, dtype=np.int64))
-            frequencies.append(np.array([frequency[by_key[key]] for key in ordered], dtype=np.int64))
+            counts_of_length = [frequency[by_key[key]] for key in ordered]
+            frequencies.append(np.array(counts_of_length, dtype=np.int64))
         return cls(documents, words, tuple(keys), tuple(frequencies))
 
     def counts(self) -> dict[str, int]:
@@ -135,8 +141,10 @@ class DocumentFrequencies(CorpusStatistics):
 
     def of_block(self, block: TextBlock) -> Iterator[Doubles]:
         """Per n from 1 to 4 the documents that hold the n-gram beginning at each word of texts, 0 if none."""
-        numbers = {word: number for number, word in enumerate(self.words)}
-        words = np.array([numbers.get(word, -1) for word in block.vocabulary], dtype=np.int64)[block.words]
+        numbers = dict(zip(self.words, range(len(self.words)), strict=True))
+        # Looked up once per word of the vocabulary, then for all words of the texts by one index.
+        vocabulary = [numbers.get(word, -1) for word in block.vocabulary]
+        words = np.array(vocabulary, dtype=np.int64)[block.words]
         prefix = np.zeros_like(words)
         for n, (keys, frequencies) in enumerate(zip(self.keys, self.frequencies, strict=True), start=1):
             begins = block.begins(n)
@@ -156,19 +164,24 @@ class DocumentFrequencies(CorpusStatistics):
     @cached_property
     def fingerprint(self) -> str:
         digest = hashlib.sha256(f"{self.documents}\0{chr(0).join(self.words)}".encode())
+        # With the lengths: keys of two words must not read as more keys of one.
         for array in (*self.keys, *self.frequencies):
             digest.update(np.int64(len(array)).tobytes() + array.tobytes())
         return digest.hexdigest()[:12]
 
     def __len__(self) -> int:
         """The number of distinct n-grams."""
-        return sum(int(np.count_nonzero(frequencies)) for frequencies in self.frequencies)
+        count = 0
+        for frequencies in self.frequencies:
+            count += int(np.count_nonzero(frequencies))  # 0 is only the beginning of a longer one
+        return count
 
 
 def _is_ngram(tokens: object) -> bool:
     """A check for a tuple of 1 to 4 words without spaces."""
     if not isinstance(tokens, tuple) or not 1 <= len(tokens) <= LONGEST:
         return False
+    # A word with a space would read as two in "a dog".
     return all(isinstance(word, str) and word and " " not in word for word in tokens)
 
 
@@ -185,12 +198,15 @@ class TokenIdf(CorpusStatistics):
 
     def __post_init__(self) -> None:
         expected = "expected {token id: weight}, and a weight for unseen ids: finite numbers of at least 0"
+        weights: dict[int, float] = {}
         try:
-            weights = {operator.index(index): float(weight) for index, weight in self.weights.items()}
+            for index, weight in self.weights.items():
+                weights[operator.index(index)] = float(weight)  # numpy's whole numbers are ids, 1.0 is not
             object.__setattr__(self, "unseen", float(self.unseen))
         except (AttributeError, TypeError, ValueError) as error:
             raise TypeError(f"weights of words: {expected} ({error})") from None
         object.__setattr__(self, "weights", weights)
+        # NaN fails both comparisons.
         if not weights or not all(0 <= weight < math.inf for weight in (*weights.values(), self.unseen)):
             raise ValueError(f"weights of words: {expected}")
 
@@ -205,7 +221,9 @@ class TokenIdf(CorpusStatistics):
             total += 1
         if not total:
             raise wrong_option("texts", [], "there is no text to count words in", sentence=True)
-        weights = {index: math.log((total + 1) / (count + 1)) for index, count in counts.items()}
+        weights = {}
+        for index, count in counts.items():
+            weights[index] = math.log((total + 1) / (count + 1))
         return cls(weights, math.log(total + 1))
 
     @classmethod
@@ -220,7 +238,10 @@ class TokenIdf(CorpusStatistics):
         exclamation mark inside a word.) The `end`, whose weight would be 0, too, gets the mean of all
         weights, those zeros included: its feature is that of the whole text.
         """
-        padded = (ids if len(ids) >= length else (*ids, padding) for ids in documents)
+        padded = []
+        for ids in documents:
+            # One id of padding is as good as many: a document counts an id once.
+            padded.append(ids if len(ids) >= length else (*ids, padding))
         table = cls.of_documents(padded)
         mean = math.fsum(table.weights.values()) / len(table.weights)  # whatever the documents' order
         return cls({**table.weights, end: mean}, table.unseen)
@@ -230,7 +251,7 @@ class TokenIdf(CorpusStatistics):
 
     @property
     def fingerprint(self) -> str:
-        content = json.dumps([sorted(self.weights.items()), self.unseen])
+        content = json.dumps([sorted(self.weights.items()), self.unseen])  # floats with all their digits
         return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
@@ -242,7 +263,8 @@ def token_weights(
     numbers = flat.to_numpy(zero_copy_only=False)
     if table is None:
         return Ragged(np.ones(len(numbers)), lengths), np.zeros(len(lengths), dtype=np.bool_)
+    # Each id is looked up once: a corpus of millions of tokens has some thousand distinct ones.
     distinct, position = np.unique(numbers, return_inverse=True)
     weights = Ragged(np.array(table.of(distinct.tolist()), dtype=np.float64)[position], lengths)
-    without = (weights.sum() == 0) & (lengths > 0)
+    without = (weights.sum() == 0) & (lengths > 0)  # an empty text has no weights that could be alike
     return Ragged(np.where(without[weights.owner], 1.0, weights.values), lengths), without

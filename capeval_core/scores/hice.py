@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from os import PathLike
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +34,9 @@ from capeval_core.reports.evidence import PhraseMatches, RegionExplanation
 from capeval_core.result import Values
 from capeval_core.rows import COVERAGE, FLOATS, NESTED, Texts, column, lists, row_schema
 from capeval_core.weights.catalogue import WeightsEntry, part_of
+
+if TYPE_CHECKING:
+    from capeval_core.encoders.alpha_clip import RegionFeatures
 
 SOURCES = {"regions": "objects", "phrases": "factual"}
 """The sources of the paper."""
@@ -60,9 +63,9 @@ def image_text_terms(rows: pa.Table, w: float, include_whole_image: bool) -> dic
     The whole image is a region where there is no other one, or where `include_whole_image` is set.
     """
     cosine = rows["cosine"].to_numpy().astype(np.float64)
-    whole_image = Ragged.of(rows["phrase_cosines"])
+    whole_image = Ragged.of(rows["phrase_cosines"])  # (rows, phrases of each)
     phrases = Ragged.of(rows["phrase_maxima"])
-    regions = Ragged.of(rows["region_maxima"])
+    regions = Ragged.of(rows["region_maxima"])  # (rows, regions of each)
     n = regions.lengths
     # Without any region, each phrase and the recall have the whole image as the only one.
     with_whole = (n == 0) | include_whole_image
@@ -73,13 +76,14 @@ def image_text_terms(rows: pa.Table, w: float, include_whole_image: bool) -> dic
     region_sum = regions.sum() + np.where(with_whole, whole_image.max(), 0)
     precision = compatibility(Ragged(phrase_maxima, phrases.lengths).mean(), w)
     recall = compatibility(region_sum / (n + with_whole), w)
-    terms = {
+    # A row that failed has no regions and phrases, whose means would be 0, a score.
+    failed = np.isnan(cosine)
+    return {
         "gitc": compatibility(cosine, w),
-        "litc": harmonic_mean(precision, recall),
-        "precision": precision,
-        "recall": recall,
+        "litc": np.where(failed, np.nan, harmonic_mean(precision, recall)),
+        "precision": np.where(failed, np.nan, precision),
+        "recall": np.where(failed, np.nan, recall),
     }
-    return {name: np.where(np.isnan(cosine), np.nan, term) for name, term in terms.items()}
 
 
 def _text_text_terms(rows: pa.Table, reference_reduction: str) -> tuple[Doubles, Doubles]:
@@ -91,6 +95,7 @@ def _text_text_terms(rows: pa.Table, reference_reduction: str) -> tuple[Doubles,
         return gttc.mean(), lttc.mean()
     if reference_reduction == "pooled":
         return gttc.max(), _pooled_lttc(rows)
+    # Both terms of one reference: the paper's R is one text, not the best parts of several.
     best = joint(gttc, lttc).argmax()
     return gttc.values[best], lttc.values[best]
 
@@ -99,10 +104,10 @@ def _pooled_lttc(rows: pa.Table) -> Doubles:
     """lTTC (eq. 9) of each row with the phrases of all its references together."""
     precision = []
     for maxima in rows["caption_phrase_maxima"].to_pylist():  # (references, phrases of the caption)
-        precision.append(np.mean(np.max(maxima, axis=0)))
+        precision.append(np.mean(np.max(maxima, axis=0)))  # each phrase by the reference that fits it best
     recall = []
     for maxima in rows["reference_phrase_maxima"].to_pylist():  # (phrases,) per reference
-        recall.append(np.mean(np.concatenate(maxima)))
+        recall.append(np.mean(np.concatenate(maxima)))  # one mean over all, not of the references' means
     return harmonic_mean(compatibility(np.array(precision)), compatibility(np.array(recall)))
 
 
@@ -188,12 +193,13 @@ class HiceS(CaptionMetric):
     options: HiceOptions
 
     @classmethod
-    def entries(cls, options: Any) -> list[WeightsEntry]:
+    def entries(cls, options: HiceOptions) -> list[WeightsEntry]:
         weights = super().entries(options)
         if not weights:  # weights of another kind name their own sources
             return []
         regions = SOURCES["regions"] if options.regions is None else options.regions
         phrases = SOURCES["phrases"] if options.phrases is None else options.phrases
+        # Sources of a user's own, such as masks in a file, take no models.
         models = [*region_models(regions), *phrase_models(phrases)]
         return [*weights, *filter(None, map(part_of, models))]
 
@@ -212,6 +218,7 @@ class HiceS(CaptionMetric):
         self.regions: RegionSource = open_regions(**device)
         if options.max_regions is not None:
             self.regions = LimitedRegions(self.regions, options.max_regions)
+        # Around the limit, so that the cache holds no regions beyond it.
         if options.evidence:  # which needs the regions a second time
             self.regions = CachedRegions(self.regions)
         self.phrases: PhraseSource = open_phrases(
@@ -227,26 +234,31 @@ class HiceS(CaptionMetric):
             captions = self.encode_texts(window.captions)
             references = self.encode_texts(texts.all[len(window) :])
             encoded = [*captions, *references]  # in the order of `Texts.all`
-            features = np.stack([text.feature for text in encoded])
-            truncated = [text.truncated for text in encoded]
+            features = []
+            truncated = []
+            for text in encoded:
+                features.append(text.feature)
+                truncated.append(text.truncated)
+            text_features = np.stack(features)
             for part, images in self.encode_images(window):
                 keys = [image.key for image in images]
                 errors = [image.error for image in images]
                 columns = texts.columns(part, keys, errors, truncated, tokenizer=self.encoder.tokenizer)
                 columns |= _region_columns(encoded[part], images)
                 if self.needs_references:
-                    columns["reference_cosines"] = texts.cosines(part, features)
+                    columns["reference_cosines"] = texts.cosines(part, text_features)
                     columns |= _phrase_columns(
                         encoded[part], encoded[texts.references(part)], texts.counts[part]
                     )
                 yield pa.table(columns, schema=self.ROW)
 
-    def encode_images(self, window: Samples) -> Iterator[tuple[slice, list[Any]]]:
-        """Images with their regions, as `RegionFeatures`, some at a time."""
+    def encode_images(self, window: Samples) -> Iterator[tuple[slice, list[RegionFeatures]]]:
+        """Images with their regions, some at a time."""
         images = self.encoder.encode_regions(
             window.images, self.regions, mask_transform=self.options.mask_transform, **self.run
         )
         start = 0
+        # 64 at a time bound the memory: masks of one image may be some hundred.
         while features := list(islice(images, 64)):
             yield slice(start, start + len(features)), features
             start += len(features)
@@ -254,18 +266,22 @@ class HiceS(CaptionMetric):
     def encode_texts(self, texts: Sequence[str]) -> list[EncodedText]:
         """Texts and their phrases; ValueError: the user's source does not give each text its phrases."""
         parsed = self.phrases.phrases(texts)
-        without = sum(not text.phrases for text in parsed)
+        phrases: list[str] = []
+        without = 0
+        for text in parsed:
+            phrases += text.phrases
+            without += not text.phrases
+        # A source of the user's own: a text without phrases would have no maxima, and no score.
         if len(parsed) != len(texts) or without:
             problem = f"gave {len(texts)} texts {len(parsed)} results, {without} of them without a phrase"
             fix = "expected one for each, the text itself where no phrase is in it"
             raise ValueError(f"phrases={self.phrases.name!r} {problem}: {fix}")
-        phrases = [phrase for text in parsed for phrase in text.phrases]
         # All in one run: the texts, then the phrases of one text after another.
         encoded = self.encoder.encode_texts([*texts, *phrases], **self.run)
         encoded_texts = []
         start = len(texts)
         for index, text in enumerate(parsed):
-            part = slice(start, start + len(text.phrases))
+            part = slice(start, start + len(text.phrases))  # of its phrases among the encoded texts
             unread = encoded.truncated[index] + sum(encoded.truncated[part])
             encoded_texts.append(
                 EncodedText(
@@ -285,6 +301,7 @@ class HiceS(CaptionMetric):
         return Values(score, {**terms, **_counts(rows)}, range=(0.0, self.options.w))
 
     def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
+        # The score itself is no part of HICE-S, but the first thing that an explanation shows.
         numbers = {self.key: self.aggregate(rows).scores.tolist(), **parts}
         summaries = super().evidence_of(samples, rows, numbers)
         explained: Evidence = {}
@@ -303,23 +320,24 @@ class HiceS(CaptionMetric):
         row: dict[str, Any],
         text: EncodedText,
         image: InputImage,
-        features: Any,
+        features: RegionFeatures,
     ) -> RegionExplanation:
         """The explanation of a row by its regions, which are found again."""
         w = self.options.w
         threshold = self.encoder.config.get("constants", {}).get("threshold", THRESHOLD)
         content = {**summary, "threshold": w * threshold}
         try:
-            if row["error"] or features.error:
-                raise ImageError(row["error"] or features.error)
-            regions = self.regions.find(image)
+            reason = row["error"] or features.error
+            if reason:
+                raise ImageError(reason)
+            regions = self.regions.find(image)  # from the cache that `open_models` made for evidence
         except ImageError as error:
             return RegionExplanation.of_failure(content, str(error), image)
-        visible = regions.select(features.region_indices.tolist())
+        visible = regions.select(features.region_indices.tolist())  # those inside the tower's square
         matches = PhraseMatches(
             row=row,
             phrases=text.phrases,
-            cosines=unit(text.phrase_features) @ unit(features.regions).T,
+            cosines=unit(text.phrase_features) @ unit(features.regions).T,  # (phrases, visible regions)
             regions=regions,
             visible=visible,
             w=w,
@@ -350,10 +368,12 @@ class RefHiceS(HiceS):
         terms = image_text_terms(rows, self.options.w, self.options.include_whole_image)
         terms["gttc"], terms["lttc"] = _text_text_terms(rows, self.options.reference_reduction)
         score = harmonic_mean(terms["gitc"], terms["litc"], terms["gttc"], terms["lttc"])  # eq. 11
+        # Image-text terms are at most w, text-text terms 1: the harmonic mean of two of each.
         highest = 2 * self.options.w / (self.options.w + 1)
         return Values(score, {**terms, **_counts(rows)}, range=(0.0, highest))
 
     def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
+        # By one iterator over the references of all rows, as they lie one after another in the columns.
         gttc, lttc = reference_terms(rows)
         is_used = self._used_references(gttc, lttc).tolist()
         notes = zip(gttc.values.tolist(), lttc.values.tolist(), is_used, strict=True)
@@ -390,27 +410,35 @@ class EncodedText(NamedTuple):
     fallback: int  # sentences that are their own phrase
 
 
-def _region_columns(captions: Sequence[EncodedText], images: Sequence[Any]) -> dict[str, Any]:
+def _region_columns(captions: Sequence[EncodedText], images: Sequence[RegionFeatures]) -> dict[str, Any]:
     """The columns of `HiceS.ROW` for captions and their images, one each."""
     from capeval_core.matching.greedy import match_arrays
 
-    whole_images = np.stack([features.image for features in images])
     texts = np.stack([caption.feature for caption in captions])
     phrases = [caption.phrase_features for caption in captions]
     lengths = np.array([len(features) for features in phrases])
-    phrase_cosines = grouped_cosine(whole_images, np.concatenate(phrases), lengths)
     # Equal images share one array of regions, which is matched once for all their captions.
-    regions = {id(image.regions): image.regions for image in images}
-    position = {key: index for index, key in enumerate(regions)}
-    y_of_pair = [position[id(image.regions)] for image in images]
-    matches = match_arrays(phrases, [*regions.values()], y_of_pair=y_of_pair)
-    counts = np.array([len(image.regions) for image in images])
+    regions: list[Floats] = []
+    position: dict[int, int] = {}  # among `regions`, by identity: comparing arrays would take longer
+    y_of_pair = []
+    counts = []
+    dropped = []
+    for image in images:
+        if id(image.regions) not in position:
+            position[id(image.regions)] = len(regions)
+            regions.append(image.regions)
+        y_of_pair.append(position[id(image.regions)])
+        counts.append(len(image.regions))
+        dropped.append(image.dropped)
+    whole_images = np.stack([image.image for image in images])
+    phrase_cosines = grouped_cosine(whole_images, np.concatenate(phrases), lengths)
+    matches = match_arrays(phrases, regions, y_of_pair=y_of_pair)
     return {
         "cosine": pa.array(paired_cosine(whole_images, texts), mask=np.isnan(whole_images).any(axis=1)),
         "phrase_cosines": lists(np.nan_to_num(phrase_cosines), lengths),
         "phrase_maxima": lists(matches.x_maxima, lengths),
-        "region_maxima": lists(matches.y_maxima, counts),
-        "regions_dropped": np.array([image.dropped for image in images], dtype=np.int32),
+        "region_maxima": lists(matches.y_maxima, np.array(counts)),
+        "regions_dropped": np.array(dropped, dtype=np.int32),
         "without_phrases": np.array([caption.fallback for caption in captions], dtype=np.int32),
     }
 
@@ -421,10 +449,11 @@ def _phrase_columns(
     """Columns of `RefHiceS.ROW`: phrases of captions matched with those of their references, so many each."""
     from capeval_core.matching.greedy import match_arrays
 
-    owner = np.repeat(np.arange(len(counts)), counts)
+    owner = np.repeat(np.arange(len(counts)), counts)  # (references,) the caption of each
     caption_phrases = [text.phrase_features for text in captions]
     reference_phrases = [text.phrase_features for text in references]
     matches = match_arrays(caption_phrases, reference_phrases, x_of_pair=owner)
+    # A caption's phrases have maxima against each of its references: lists in lists.
     caption_lengths = np.array([len(features) for features in caption_phrases], dtype=np.int64)
     reference_lengths = np.array([len(features) for features in reference_phrases], dtype=np.int64)
     return {
@@ -435,11 +464,14 @@ def _phrase_columns(
 
 def _counts(rows: pa.Table) -> dict[str, Doubles]:
     """Counts of regions, phrases, dropped regions and sentences without a phrase; NaN where a row failed."""
-    counts = {
+    columns = {
         "region_count": pc.list_value_length(rows["region_maxima"]),
         "phrase_count": pc.list_value_length(rows["phrase_maxima"]),
         "regions_dropped": rows["regions_dropped"],
         "without_phrases": rows["without_phrases"],
     }
     failed = rows["cosine"].is_null().to_numpy()  # a count of 0 would say that there was an image
-    return {name: np.where(failed, np.nan, count.to_numpy()) for name, count in counts.items()}
+    counts = {}
+    for name, values in columns.items():
+        counts[name] = np.where(failed, np.nan, values.to_numpy())
+    return counts

@@ -62,7 +62,7 @@ def meteor_sums(statistics: Doubles) -> Doubles:
     caption that is its reference has no fragments: its one chunk does not count.
     """
     stages = statistics[:, 4:20].reshape(-1, 4, 4)
-    content = stages[:, :, :2]
+    content = stages[:, :, :2]  # (n, stages, caption and reference)
     function = stages[:, :, 2:]
     matches = np.einsum("s,nsk->nk", STAGES, DELTA * content + (1 - DELTA) * function)
     lengths = statistics[:, :2]
@@ -71,6 +71,7 @@ def meteor_sums(statistics: Doubles) -> Doubles:
     matched = (content + function).sum(axis=1)
     chunks = statistics[:, 20]
     is_whole = (matched == lengths).all(axis=1) & (chunks == 1)
+    # As in METEOR itself: else a perfect caption would be below 1 by the penalty of its one chunk.
     chunks = np.where(is_whole, 0.0, chunks)[:, None]
     return np.concatenate([matches, weighted, chunks, statistics[:, 21:23]], axis=1)
 
@@ -83,11 +84,12 @@ def meteor(sums: Doubles) -> Doubles:
     """
     matches = sums[..., :2]
     lengths = sums[..., 2:4]
-    share = np.divide(matches, lengths, out=np.zeros_like(matches), where=lengths > 0)
+    share = np.divide(matches, lengths, out=np.zeros_like(matches), where=lengths > 0)  # (..., 2)
     precision = share[..., 0]
     recall = share[..., 1]
     below = (1 - ALPHA) * recall + ALPHA * precision
     mean = np.divide(precision * recall, below, out=np.zeros_like(below), where=below > 0)
+    # Caption and reference may match unequally many words, by paraphrases of unequal length.
     words = sums[..., 5:].mean(axis=-1)
     fragments = np.divide(sums[..., 4], words, out=np.zeros_like(words), where=words > 0)
     scores: Doubles = (mean * (1 - GAMMA * fragments**BETA))[..., None]
@@ -106,7 +108,7 @@ class JavaMetric(NgramMetric):
     Options: ClassVar[type[CommonOptions]] = JavaOptions
 
     @classmethod
-    def check_options(cls, options: Any) -> None:
+    def check_options(cls, options: CommonOptions) -> None:
         super().check_options(options)
         check_java([cls.title])
 
@@ -127,16 +129,19 @@ class Meteor(JavaMetric):
     def columns(self, pools: CaptionPools) -> dict[str, Any]:
         lines = []
         for words, *references in pools.rows:
+            # As pycocoevalcap does: the program's lines have their fields between these bars.
             caption = " ".join(words).replace("|||", "").replace("  ", " ")
             lines.append(" ||| ".join(["SCORE", *map(" ".join, references), caption]))
         folder = package() / "meteor"
         command = ["java", "-jar", "-Xmx2G", f"{self.program}.jar", "-", "-", "-stdio", "-l", "en", "-norm"]
+        # All lines in one run: starting Java and reading the paraphrases takes seconds.
         process = subprocess.run(
             command, input="\n".join([*lines, ""]), capture_output=True, cwd=folder, encoding="utf-8"
         )
         statistics = []
         for line in process.stdout.splitlines():
             statistics.append([float(number) for number in line.split()])
+        # Lines are counted, too: with one missing, all after it would be another caption's.
         if process.returncode or len(statistics) != len(lines):
             reason = " ".join(process.stderr.split())[-200:]
             raise ValueError(f"METEOR's program failed (exit status {process.returncode}): {reason}")
@@ -165,24 +170,32 @@ class Spice(JavaMetric):
             caption, *texts = map(" ".join, row)
             captions[index] = [caption]
             references[index] = texts
+        # By name: pycocoevalcap is an extra, and has no types.
         scorer = importlib.import_module("pycocoevalcap.spice.spice").Spice()
         try:
             _, details = scorer.compute_score(references, captions)
         except (subprocess.CalledProcessError, OSError) as error:
             raise ValueError(f"SPICE's program failed: {error}") from error
-        scores = [detail["All"] for detail in details]  # of tuples of all kinds
-        columns = {}
-        for name, key in {"f": "f", "precision": "pr", "recall": "re"}.items():
-            columns[name] = np.array([score[key] for score in scores], dtype=float)
-        return columns
+        f = []
+        precision = []
+        recall = []
+        for detail in details:
+            score = detail["All"]  # of tuples of all kinds
+            f.append(score["f"])
+            precision.append(score["pr"])
+            recall.append(score["re"])
+        columns = {"f": f, "precision": precision, "recall": recall}
+        # As floats also where the program gives null, of a text without tuples: NaN.
+        return {name: np.array(values, dtype=float) for name, values in columns.items()}
 
     def aggregate(self, rows: pa.Table) -> Values:
-        parts = {name: rows[name].to_numpy() for name in ("precision", "recall")}
+        parts = {"precision": rows["precision"].to_numpy(), "recall": rows["recall"].to_numpy()}
         return Values(rows["f"].to_numpy(), parts)
 
 
 def package() -> Path:
     """The folder of pycocoevalcap; an empty path where it is not installed."""
+    # Not imported: to ask where it is runs none of its code.
     spec = importlib.util.find_spec("pycocoevalcap")
     folders = spec.submodule_search_locations if spec else None
     return Path(folders[0]) if folders else Path()
@@ -190,6 +203,7 @@ def package() -> Path:
 
 def check_java(titles: Sequence[str]) -> None:
     """Raise ValueError for METEOR or SPICE if they cannot run here: pycocoevalcap, Java, SPICE's models."""
+    # Before any row: the programs start minutes into a run, and fail with traces of Java.
     spice = package() / "spice"
     missing = ""
     if package() == Path():

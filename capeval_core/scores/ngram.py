@@ -55,7 +55,7 @@ class WeightedNgrams(NamedTuple):
 
 def words_of(samples: Samples, tokens: Callable[[str], Tokens] = shared_words) -> list[list[Tokens]]:
     """Per row the words of its caption, then those of each of its references; equal texts are read once."""
-    words: dict[str, Tokens] = {}
+    words: dict[str, Tokens] = {}  # systems share their references, and captions repeat
     rows = []
     for caption, references in zip(samples.captions, samples.references or [], strict=True):
         row = []
@@ -75,7 +75,7 @@ class CaptionPools:
         self.rows = rows
         self.block = TextBlock(rows)
         self.captions: Integers = np.cumsum(self.block.sizes) - self.block.sizes
-        self.is_reference = np.ones(len(self.block.pool), dtype=bool)
+        self.is_reference = np.ones(len(self.block.pool), dtype=bool)  # (texts,)
         self.is_reference[self.captions] = False
         self._weighted: dict[DocumentFrequencies, list[WeightedNgrams]] = {}
 
@@ -86,9 +86,11 @@ class CaptionPools:
 
     def weighted(self, frequencies: DocumentFrequencies) -> list[WeightedNgrams]:
         """N-grams, weighted by count times ln(documents / documents that hold them); kept for each table."""
+        # CIDEr and CIDEr-D of one set have the same weights.
         if frequencies not in self._weighted:
             levels = []
             for grams, documents in zip(self.grams, frequencies.of_block(self.block), strict=True):
+                # An n-gram of no document counts as one of one document, as in COCO's evaluation.
                 idf = np.log(frequencies.documents) - np.log(np.maximum(documents[grams.start], 1.0))
                 weight = grams.count * idf[grams.gram]
                 # Norms are inverted once, here: each is a factor of many cosines.
@@ -179,10 +181,11 @@ def bleu(matches: Doubles, totals: Doubles, length: Doubles, reference_length: D
     >>> bleu(np.array([3.0, 2, 1, 0]), np.array([4.0, 3, 2, 1]), np.array(4.0), np.array(4.0)).round(3)
     array([0.75 , 0.707, 0.63 , 0.   ])
     """
+    # The product for n is that for n - 1, times one more precision.
     precision = np.cumprod((matches + COUNT_EPSILON) / (totals + DIVISOR_EPSILON), axis=-1)
     mean = precision ** (1 / np.arange(1, LONGEST + 1))
     ratio = (length + COUNT_EPSILON) / (reference_length + DIVISOR_EPSILON)
-    with np.errstate(under="ignore"):
+    with np.errstate(under="ignore"):  # of an empty caption, whose penalty is less than any number
         brevity = np.exp(np.minimum(1 - 1 / ratio, 0.0))
     scores: Doubles = mean * np.asarray(brevity)[..., None]
     return scores
@@ -233,14 +236,14 @@ class Bleu(NgramMetric):
             np.maximum.at(most, grams.gram[of_reference], grams.count[of_reference])
             clipped = np.bincount(grams.pool_of_gram(block), np.minimum(count, most), len(captions))
             matches.append(clipped.astype(np.int32))
-        length = block.lengths[captions]
+        length = block.lengths[captions]  # (rows,)
         # A caption of m words has m - n + 1 n-grams, and none where it is shorter than n.
         totals = np.maximum(length[:, None] - np.arange(LONGEST), 0)
-        row = block.pool[pools.is_reference]
+        row = block.pool[pools.is_reference]  # (references,)
         of_references = block.lengths[pools.is_reference]
         # The least difference in length wins, then the shorter reference.
         order = np.lexsort((of_references, np.abs(of_references - length[row]), row))
-        first = np.unique(row[order], return_index=True)[1]
+        first = np.unique(row[order], return_index=True)[1]  # of each row in that order
         return {
             "matches": fixed_lists(np.stack(matches, axis=-1)),
             "totals": fixed_lists(totals.astype(np.int32)),
@@ -255,7 +258,7 @@ class Bleu(NgramMetric):
         reference_length = rows["reference_length"].to_numpy()[:, None]
         summands = np.concatenate([matches, totals, length, reference_length], axis=-1).astype(np.float64)
         scores = bleu_of_sums(summands)
-        parts = {name: scores[:, i] for i, name in enumerate(self.formula.names)}
+        parts = dict(zip(self.formula.names, scores.T, strict=True))
         return Values(parts.pop(self.key), parts, summands=summands)
 
 
@@ -269,6 +272,7 @@ def rouge_l(precision: Doubles, recall: Doubles) -> Doubles:
     >>> rouge_l(np.array([0.5, 0.0]), np.array([1.0, 0.0])).round(4)
     array([0.7093, 0.    ])
     """
+    # Divided only where there is something: 0 / 0 is no score of 0 in numpy.
     above = (1 + BETA**2) * precision * recall
     below = recall + BETA**2 * precision
     return np.divide(above, below, out=np.zeros_like(above), where=above > 0)
@@ -317,11 +321,12 @@ class RougeL(NgramMetric):
         common: list[int] = []
         reference_lengths: list[int] = []
         for row in pools.rows:
+            # COCO's script splits an empty text at spaces, which leaves one empty word.
             caption, *references = [words or [""] for words in row]
             length.append(len(caption))
             common += common_lengths(caption, references)
             reference_lengths += [len(words) for words in references]
-        counts = np.array([len(row) - 1 for row in pools.rows])
+        counts = pools.block.sizes - 1
         return {
             "common": lists(np.array(common, dtype=np.int32), counts),
             "length": np.array(length, dtype=np.int32),
@@ -331,6 +336,7 @@ class RougeL(NgramMetric):
     def aggregate(self, rows: pa.Table) -> Values:
         common = Ragged.of(rows["common"])
         lengths = Ragged.of(rows["reference_lengths"])
+        # The two maxima may be of different references: a quirk of COCO's script that all tables have.
         precision = common.max() / rows["length"].to_numpy()
         recall = Ragged(common.values / lengths.values, common.lengths).max()
         return Values(rouge_l(precision, recall), {"precision": precision, "recall": recall})
@@ -344,7 +350,7 @@ def cosines(pools: CaptionPools, frequencies: DocumentFrequencies, *, clipped: b
     Gaussian of the difference in length.
     """
     block = pools.block
-    caption_of_text = pools.captions[block.pool]
+    caption_of_text = pools.captions[block.pool]  # (texts,) the caption of each text's pool
     cosines_by_length = []
     for level in pools.weighted(frequencies):
         grams = level.grams
@@ -352,9 +358,10 @@ def cosines(pools: CaptionPools, frequencies: DocumentFrequencies, *, clipped: b
         caption_weight = np.zeros(grams.kinds)  # of each n-gram of a pool in its caption
         caption_weight[grams.gram[in_caption]] = level.weight[in_caption]
         facing = caption_weight[grams.gram]  # for each n-gram of each text
+        # A repeated rare word would raise the cosine without end.
         if clipped:
             facing = np.minimum(facing, level.weight)
-        product = sums_by(grams.caption, facing * level.weight, len(block.pool))
+        product = sums_by(grams.caption, facing * level.weight, len(block.pool))  # (texts,)
         cosines_by_length.append(product * level.inverse * level.inverse[caption_of_text])
     cosine: Doubles = np.stack(cosines_by_length, axis=-1)
     if clipped:
@@ -399,22 +406,29 @@ class Cider(NgramMetric):
         problems = Problems()
         documents = check_references(texts, None, self.options.empty, problems)
         problems.raise_if_any()
-        return DocumentFrequencies.of_documents([[*map(shared_words, row)] for row in documents or []])
+        words = []
+        for row in documents or []:
+            words.append([shared_words(text) for text in row])
+        return DocumentFrequencies.of_documents(words)
 
     def corpus(self, samples: Samples) -> list[Any]:
         return samples.references or []
 
     def columns(self, pools: CaptionPools) -> dict[str, Any]:
         statistics = self.options.statistics
-        assert isinstance(statistics, DocumentFrequencies)
+        assert isinstance(statistics, DocumentFrequencies)  # `prepared` has made them
         values = cosines(pools, statistics, clipped=self.clipped)
         return {"cosines": lists(fixed_lists(values), pools.block.sizes - 1)}
 
     def aggregate(self, rows: pa.Table) -> Values:
         references, counts = inner(rows["cosines"])
         of_n = 10 * np.clip(of_fixed_lists(references), 0.0, 1.0)  # rounding may leave more than 1
-        means = [Ragged(of_n[:, n], counts).mean() for n in range(LONGEST)]
-        parts: dict[str, Any] = {f"{self.key}_{n}": mean for n, mean in enumerate(means, start=1)}
+        means = []
+        parts: dict[str, Any] = {}
+        for n in range(1, LONGEST + 1):
+            mean = Ragged(of_n[:, n - 1], counts).mean()
+            means.append(mean)
+            parts[f"{self.key}_{n}"] = mean
         parts[f"reference_{self.key}"] = lists(of_n.mean(axis=1), counts).to_pylist()
         return Values(np.mean(means, axis=0), parts)
 
@@ -438,12 +452,14 @@ def score_together(
     need document frequencies and have none share a table."""
     words = words_of(samples, tokens)
     opened = list(metrics)
-    lacking = [i for i, metric in enumerate(metrics) if metric.options.lacks_statistics]
-    if lacking:
-        frequencies = DocumentFrequencies.of_documents([row[1:] for row in words])
-        for i in lacking:
-            opened[i] = with_options(metrics[i], statistics=frequencies)
-    tables: list[list[pa.Table]] = [[metric.ROW.empty_table()] for metric in metrics]
+    frequencies = None
+    tables: list[list[pa.Table]] = []
+    for index, metric in enumerate(metrics):
+        if metric.options.lacks_statistics:
+            if frequencies is None:
+                frequencies = DocumentFrequencies.of_documents([row[1:] for row in words])
+            opened[index] = with_options(metric, statistics=frequencies)
+        tables.append([metric.ROW.empty_table()])  # which has the schema where there is no caption
     start = 0
     for window in windows(samples, LIMITS.texts):
         pools = CaptionPools(words[start : start + len(window)])  # shared by all metrics

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,9 @@ from capeval_core.registry import facts
 from capeval_core.result import Values
 from capeval_core.rows import COVERAGE, FLOATS, Texts, column, nullable, row_schema
 from capeval_core.weights.catalogue import PROMPT
+
+if TYPE_CHECKING:
+    from capeval_core.encoders.dual import DualEncoder, TextTokenizer
 
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
@@ -104,6 +107,8 @@ class ClipCosine(CaptionMetric):
     @classmethod
     def check_options(cls, options: Any) -> None:
         super().check_options(options)
+        # Where the tokenizer is known without opening weights, a prompt is refused at once; others by
+        # `check_encoder`, once they are open.
         if options.prompt is not None and cls.default_weights and cls.tiny:
             from capeval_core.encoders.clip import known_tokenizer
 
@@ -114,16 +119,18 @@ class ClipCosine(CaptionMetric):
 
     @classmethod
     def check_input(cls, options: Any, *inputs: Any, **settings: Any) -> Samples:
+        # The check decodes every image, by the same processes as encoding.
         return super().check_input(options, *inputs, decoders=options.decoders, **settings)
 
     def open_models(self) -> dict[str, Model]:
-        if self.options.prompt is None:
+        if self.options.prompt is None:  # set here, so that signature and stamp have the prompt itself
             usual_prompt = self.options.description("prompt").none_means
             prompt = self.folder.config.get("constants", {}).get("prompt", usual_prompt)
             self.options = replace(self.options, prompt=prompt)
         return super().open_models()
 
-    def check_encoder(self, encoder: Any) -> None:
+    def check_encoder(self, encoder: DualEncoder) -> None:
+        # Once more, of weights that are not listed.
         _check_prompt(str(self.options.prompt), encoder.tokenizer)
 
     def text_features(self, texts: Sequence[str]) -> Any:
@@ -140,6 +147,7 @@ class ClipCosine(CaptionMetric):
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         texts = Texts(batch, with_references=self.needs_references)
+        # All texts first: equal ones run once, and their features are small next to images.
         encoded = self.text_features(texts.all)
         start = 0
         for images in self.image_features(batch.images):
@@ -168,6 +176,7 @@ class PacS(ClipCosine):
 
     def aggregate(self, rows: pa.Table) -> Values:
         w = self.options.w
+        # Rows hold float32, as networks compute; formulas in float64 add no rounding of their own.
         cosine = rows["cosine"].to_numpy().astype(np.float64)
         return Values(pac_score(cosine, w), {"cosine": cosine}, range=(0.0, w))
 
@@ -186,7 +195,7 @@ class RefPacS(PacS):
     def aggregate(self, rows: pa.Table) -> Values:
         w = self.options.w
         cosine = rows["cosine"].to_numpy().astype(np.float64)
-        nearest = Ragged.of(rows["reference_cosines"]).max()
+        nearest = Ragged.of(rows["reference_cosines"]).max()  # NaN of a row that failed
         pac = pac_score(cosine, w)
         score = ref_pac_score(pac, nearest, released=self.options.compat == "released")
         parts = {"cosine": cosine, self.free_key: pac, "reference_cosine": nearest}
@@ -196,6 +205,7 @@ class RefPacS(PacS):
         explained = super().evidence_of(samples, rows, parts)
         pairs = zip(samples.references or [], rows["reference_cosines"].to_pylist(), strict=True)
         for row, (references, cosines) in enumerate(pairs):
+            # Equal references have one cosine, so that a text can be the key.
             explained[row]["references"] = dict(zip(references, cosines, strict=True))
         return explained
 
@@ -215,8 +225,9 @@ class RefClipS(RefPacS):
     Options = ClipsOptions
 
 
-def _check_prompt(prompt: str, tokenizer: Any) -> None:
+def _check_prompt(prompt: str, tokenizer: TextTokenizer) -> None:
     """Refuse a prompt behind which the text encoder reads nothing of a caption."""
+    # Every caption would have the same score, which looks like a bad model.
     if len(tokenizer.encode([prompt]).ids[0]) >= tokenizer.context_length:
         excerpt = prompt if len(prompt) <= 40 else prompt[:37] + "..."
         problem = f"fills all {tokenizer.context_length} token ids that the text encoder reads"

@@ -52,7 +52,7 @@ class SpecsOptions(PromptOptions):
         "put before captions; None: the weights' own, else none",
         sign="prompt",
         encodes=True,
-        none_means="",
+        none_means="",  # unlike CLIP-S, whose prompt its code leaves out
     )
 
 
@@ -66,5 +66,6 @@ class Specs(ClipCosine):
     def aggregate(self, rows: pa.Table) -> Values:
         scale = self.options.scale
         cosine = rows["cosine"].to_numpy().astype(np.float64)
+        # Negative cosines stay, as in the released evaluation: a clamp would tie the worst captions.
         low = 0.0 if scale == "unit" else -1.0
         return Values(specs_score(cosine, scale), {"cosine": cosine}, range=(low, 1.0))

@@ -21,7 +21,7 @@ from capeval_core.registry import facts
 from capeval_core.reports.evidence import BoxExplanation, box_notes
 from capeval_core.result import Values
 from capeval_core.rows import column, common_columns, nullable, row_schema
-from capeval_core.scores.box_metrics import RegionMetric, RegionOptions, check_selection, error_of
+from capeval_core.scores.box_metrics import RegionMetric, RegionOptions, error_of
 from capeval_core.weights.catalogue import FASTER_RCNN_VG
 
 Doubles = NDArray[np.float64]
@@ -51,6 +51,10 @@ class UmicOptions(RegionOptions):
         encodes=True,
     )
 
+    @property
+    def box_selection(self) -> Literal["bua10_100", "lxmert36"]:
+        return self.selection
+
 
 @facts("umic")
 class Umic(RegionMetric):
@@ -59,11 +63,6 @@ class Umic(RegionMetric):
     default_regions = FASTER_RCNN_VG
     Options: ClassVar[type[CommonOptions]] = UmicOptions
     ROW = row_schema(column("logit", pa.float32(), "logit of the ranking head, null where the image failed"))
-
-    @classmethod
-    def check_options(cls, options: Any) -> None:
-        super().check_options(options)
-        check_selection(options.regions, options.selection)
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         for window in windows(batch, CAPTIONS_AT_ONCE):
@@ -74,7 +73,7 @@ class Umic(RegionMetric):
             for rows in sharing:
                 captions.append([window.captions[row] for row in rows])
             rankings = self.encoder.rank(images, captions, **self.run)
-            logits = np.full(len(window), np.nan, dtype=np.float32)
+            logits = np.full(len(window), np.nan, dtype=np.float32)  # NaN stays where an image failed
             groups = [""] * len(window)
             errors: list[str | None] = [None] * len(window)
             for rows, ranking in zip(sharing, rankings, strict=True):
@@ -83,17 +82,19 @@ class Umic(RegionMetric):
                     errors[row] = error_of(ranking.error, boxes[rows[0]], boxes[row])
                     if ranking.key:  # else the image could not be read
                         groups[row] = boxes[row].content
+            # Also of captions whose image failed: a text that is too long is too long with any image.
             truncated = np.array(self.encoder.tokenizer.encode(window.captions).truncated)
             common = common_columns(window, slice(None), groups=groups, errors=errors, truncated=truncated)
             yield pa.table({**common, "logit": nullable(logits)}, schema=self.ROW)
 
     def aggregate(self, rows: pa.Table) -> Values:
+        # In float64: of a logit of 17 the score in float32 is 1, like that of any higher one.
         logit = rows["logit"].to_numpy().astype(np.float64)
         return Values(umic_score(logit), {"logit": logit})
 
     def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
         scores = self.aggregate(rows).scores
-        boxes, _ = self.boxes(samples)
+        boxes, _ = self.boxes(samples)  # again, and from the cache of features where there is one
         explained: Evidence = {}
         for row, content in super().evidence_of(samples, rows, parts).items():
             error = rows["error"][row].as_py()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,12 @@ from capeval_core.result import Values
 from capeval_core.rows import COVERAGE, FLOATS, NESTED, Texts, column, lists, row_schema
 from capeval_core.scores.corpus import TokenIdf, token_weights
 from capeval_core.scores.pac import RefPacS
+
+if TYPE_CHECKING:
+    import torch
+
+    from capeval_core.encoders.dual import VideoFeatures
+    from capeval_core.encoders.tokenizers import TokenFeatures
 
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
@@ -84,14 +90,20 @@ def nearest(components: Components, counts: Integers, *, released: bool = False)
     """The reference with the largest score among `counts` consecutive ones each; `released`: the largest of
     every component by itself."""
     if released:
-        largest = {name: Ragged(values, counts).max() for name, values in components.items()}
+        largest = {}
+        for name, values in components.items():
+            largest[name] = Ragged(values, counts).max()
+        # EMScore combines the maxima: its score may be that of no single reference.
         return largest | {"score": video_pac_score(largest["coarse"], largest["fine"])}
-    if not len(counts):
+    if not len(counts):  # of which numpy has no argmax
         return components
     scores = Ragged(components["score"], counts)
     best = scores.argmax()
     undefined = np.isnan(scores.max())  # features that are not numbers
-    return {name: np.where(undefined, np.nan, values[best]) for name, values in components.items()}
+    of_best = {}
+    for name, values in components.items():
+        of_best[name] = np.where(undefined, np.nan, values[best])
+    return of_best
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +178,7 @@ class VideoPacS(CaptionMetric):
     def check_options(cls, options: Any) -> None:
         super().check_options(options)
         Sampling(options.fps, options.max_frames)  # refuses what is not a sampling
+        # A contradiction, of which either half would be ignored silently.
         if options.statistics is not None and not options.idf:
             fix = "leave one of them out"
             raise wrong_option("statistics", options.statistics, "is given, but idf=False", fix)
@@ -173,6 +186,7 @@ class VideoPacS(CaptionMetric):
     @classmethod
     def check_input(cls, options: Any, *inputs: Any, **settings: Any) -> Samples:
         samples = super().check_input(options, *inputs, **settings)
+        # Rates above that of a video show in its header: all are refused at once, before frames are decoded.
         if options.on_error == "raise" and options.fps is not None:
             check_samplings(samples.images, Sampling(options.fps))
         return samples
@@ -191,6 +205,7 @@ class VideoPacS(CaptionMetric):
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         for window in windows(batch, LIMITS.video_texts):
             texts = Texts(window, with_references=self.needs_references)
+            # Features of tokens are some megabytes per hundred texts: by windows, which bound memory.
             tokens = self.encoder.encode_tokens(texts.all, **self.run)
             for part, videos in self._videos(window):
                 columns = texts.columns(
@@ -215,7 +230,7 @@ class VideoPacS(CaptionMetric):
     def aggregate(self, rows: pa.Table) -> Values:
         components, unweighted = self._of_video(rows, self.idf(rows))
         _warn_of(rows, unweighted)
-        score = components.pop("score")
+        score = components.pop("score")  # which is no part of itself
         return Values(score, {**components, "unweighted_texts": unweighted})
 
     def documents(self, rows: pa.Table) -> pa.Array:
@@ -228,10 +243,12 @@ class VideoPacS(CaptionMetric):
             return None
         if isinstance(self.options.statistics, TokenIdf):
             return self.options.statistics
+        # From the rows, not the texts: a resumed run, or parts that are merged, weigh alike.
         documents = self.documents(rows).to_pylist()
         return self._idf_of(documents) if documents else None
 
     def signature(self, rows: pa.Table | None = None) -> str:
+        # Weights of the texts themselves are part of the signature: of other texts scores are others.
         table = None if rows is None or self.options.statistics is not None else self.idf(rows)
         metric = self if table is None else with_options(self, statistics=table)
         return super(VideoPacS, metric).signature(rows)
@@ -239,7 +256,7 @@ class VideoPacS(CaptionMetric):
     def evidence_of(self, samples: Samples, rows: pa.Table, parts: Mapping[str, Any]) -> Evidence:
         summaries = super().evidence_of(samples, rows, parts)
         weights, _ = token_weights(rows["caption_ids"], self.idf(rows))
-        weights_of_row = lists(weights.values, weights.lengths).to_pylist()
+        weights_of_row = lists(weights.values, weights.lengths).to_pylist()  # per row, of each token
         explained: Evidence = {}
         for window in windows(samples, LIMITS.video_texts):
             tokens = self.encoder.encode_tokens(window.captions, **self.run)
@@ -251,6 +268,7 @@ class VideoPacS(CaptionMetric):
                     if error is not None:
                         note["error"] = error
                     else:
+                        # (tokens, frames)
                         cosines = np.clip(unit(tokens.features[text]) @ unit(videos.features[video]).T, -1, 1)
                         pieces = self.encoder.tokenizer.pieces(tokens.ids[text])
                         note["frame_cosines"] = cosines[-1].tolist()  # the end token is the whole caption
@@ -265,7 +283,7 @@ class VideoPacS(CaptionMetric):
         weights, unweighted = token_weights(rows["caption_ids"], table)
         coarse = rows["cosine"].to_numpy().astype(np.float64)
         recall = rows["frame_recall"].to_numpy().astype(np.float64)
-        compared = np.flatnonzero(rows["caption_maxima"].is_valid().to_numpy())
+        compared = np.flatnonzero(rows["caption_maxima"].is_valid().to_numpy())  # rows whose video was read
         precision = np.full(len(rows), np.nan)
         maxima = Ragged.of(rows["caption_maxima"]).take(compared)
         precision[compared] = maxima.mean(weights.take(compared))
@@ -306,7 +324,7 @@ class VideoRefPacS(VideoPacS):
         table = self.idf(rows)
         components, unweighted = self._of_video(rows, table)
         references, is_unweighted = self.of_references(rows, table)
-        counts = inner(rows["reference_ids"])[1]
+        counts = inner(rows["reference_ids"])[1]  # (rows,) of references
         reference = nearest(references, counts, released=self.options.compat == "released")
         unweighted += Ragged(is_unweighted.astype(np.float64), counts).sum().astype(np.int64)
         _warn_of(rows, unweighted)
@@ -322,8 +340,10 @@ class VideoRefPacS(VideoPacS):
         for row, references in enumerate(samples.references or []):
             notes = []
             for text in references:
-                numbers = {name: float(values[number]) for name, values in components.items()}
-                notes.append({"reference": text, **numbers})
+                note: dict[str, Any] = {"reference": text}
+                for name, values in components.items():
+                    note[name] = float(values[number])
+                notes.append(note)
                 number += 1
             explained[row]["references"] = notes
         return explained
@@ -334,6 +354,7 @@ class VideoRefPacS(VideoPacS):
         captions, _ = token_weights(rows["caption_ids"], table)
         weights, unweighted = token_weights(inner(rows["reference_ids"])[0], table)
         maxima = Ragged.of(inner(rows["reference_caption_maxima"])[0])
+        # The weights of a caption's tokens, once for each of its references.
         precision = maxima.mean(captions.take(np.repeat(np.arange(len(rows)), counts)))
         recall = Ragged.of(inner(rows["reference_maxima"])[0]).mean(weights)
         coarse = Ragged.of(rows["reference_cosines"]).values
@@ -354,7 +375,8 @@ def _warn_of(rows: pa.Table, unweighted: NDArray[np.int64]) -> None:
     if damaged:
         captions = "1 caption is" if len(damaged) == 1 else f"{len(damaged):,} captions are"
         lines = [f"{captions} compared with the beginning of a damaged video"]
-        lines += [f"{at('videos', row['index'])}: {row['incomplete']}" for row in damaged[:3]]
+        for row in damaged[:3]:
+            lines.append(f"{at('videos', row['index'])}: {row['incomplete']}")
         if len(damaged) > 3:
             lines.append(f"and {len(damaged) - 3:,} more")
         warn("; ".join(lines))
@@ -384,20 +406,30 @@ def matched(pairs: Sequence[Pair], feature_of: Callable[[Floats], Floats]) -> pa
 
     if not pairs:
         return _MATCHED.empty_table()
-    x = {key: rows for key, rows, _, _ in pairs}
-    y = {key: rows for _, _, key, rows in pairs}
-    x_number = {key: number for number, key in enumerate(x)}
-    y_number = {key: number for number, key in enumerate(y)}
-    numbered = [(x_number[x_key], y_number[y_key]) for x_key, _, y_key, _ in pairs]
-    place = {pair: number for number, pair in enumerate(dict.fromkeys(numbered))}  # equal pairs once
-    x_of_pair, y_of_pair = np.array([*place], dtype=np.int64).T
+    # pairs    (a, v) (b, v) (a, v)     keys of a caption and a video
+    # x        a b                      each once, and so is y: v
+    # place    (a, v): 0   (b, v): 1    each pair once
+    # places   0 1 0                    of each of `pairs`, by which the results are taken
+    x: dict[Hashable, Floats] = {}
+    y: dict[Hashable, Floats] = {}
+    place: dict[tuple[Hashable, Hashable], int] = {}
+    places = []
+    for x_key, features_of_x, y_key, features_of_y in pairs:
+        x[x_key] = features_of_x
+        y[y_key] = features_of_y
+        places.append(place.setdefault((x_key, y_key), len(place)))
+    x_number = dict(zip(x, range(len(x)), strict=True))
+    y_number = dict(zip(y, range(len(y)), strict=True))
+    x_of_pair = np.array([x_number[x_key] for x_key, _ in place], dtype=np.int64)
+    y_of_pair = np.array([y_number[y_key] for _, y_key in place], dtype=np.int64)
     x_rows, x_is_finite = _finite(x.values())
     y_rows, y_is_finite = _finite(y.values())
     # Zeros in place of features that are not finite: they spoil no other pair, and are NaN below.
     matches = match_arrays(x_rows, y_rows, x_of_pair=x_of_pair, y_of_pair=y_of_pair)
     is_finite = x_is_finite[x_of_pair] & y_is_finite[y_of_pair]
 
-    def maxima(values: Any, sets: Sequence[Floats], of_pair: Integers) -> pa.ListArray:
+    def maxima(values: torch.Tensor | None, sets: Sequence[Floats], of_pair: Integers) -> pa.ListArray:
+        assert values is not None  # `match_arrays` returns them always
         lengths = np.array([len(rows) for rows in sets], dtype=np.int64)[of_pair]
         return lists(np.where(np.repeat(is_finite, lengths), values.numpy(), np.float32(np.nan)), lengths)
 
@@ -409,7 +441,7 @@ def matched(pairs: Sequence[Pair], feature_of: Callable[[Floats], Floats]) -> pa
         "recall": np.where(is_finite, matches.recall.numpy(), np.float32(np.nan)),
         "cosine": paired_cosine(x_features[x_of_pair], y_features[y_of_pair]),
     }
-    return pa.table(columns, schema=_MATCHED).take(pa.array([place[pair] for pair in numbered]))
+    return pa.table(columns, schema=_MATCHED).take(pa.array(places))
 
 
 def _finite(sets: Iterable[Floats]) -> tuple[list[Floats], NDArray[np.bool_]]:
@@ -422,21 +454,20 @@ def _finite(sets: Iterable[Floats]) -> tuple[list[Floats], NDArray[np.bool_]]:
     return arrays, np.array(is_finite)
 
 
-def _video_columns(tokens: Any, part: slice, videos: Any) -> dict[str, Any]:
+def _video_columns(tokens: TokenFeatures, part: slice, videos: VideoFeatures) -> dict[str, Any]:
     """The columns of `VideoPacS.ROW`; `part` is the slice of the texts that are the videos' captions."""
     pairs: list[Pair] = []
     frames: list[int | None] = []
+    places: list[int | None] = []  # among the matched pairs; a video that failed has none
     captions = zip(tokens.ids[part], tokens.features[part], strict=True)
     for error, caption, key, features in zip(
         videos.errors, captions, videos.keys, videos.features, strict=True
     ):
+        places.append(len(pairs) if error is None else None)
+        frames.append(len(features) if error is None else None)
         if error is None:
             pairs.append((*caption, key, features))
-        frames.append(len(features) if error is None else None)
-    # A video that failed has no place among the matched pairs: null.
-    is_read = np.array([error is None for error in videos.errors], dtype=np.bool_)
-    place = pa.array(np.cumsum(is_read) - 1, mask=~is_read)
-    matches = matched(pairs, video_feature).take(place)
+    matches = matched(pairs, video_feature).take(pa.array(places, pa.int64()))  # null without a place
     return {
         "caption_ids": tokens.ids[part],
         "caption_maxima": matches["x_maxima"],
@@ -447,11 +478,11 @@ def _video_columns(tokens: Any, part: slice, videos: Any) -> dict[str, Any]:
     }
 
 
-def _reference_columns(tokens: Any, part: slice, texts: Texts) -> dict[str, Any]:
+def _reference_columns(tokens: TokenFeatures, part: slice, texts: Texts) -> dict[str, Any]:
     """The further columns of `VideoRefPacS.ROW`, of captions with their references."""
     references = texts.references(part)
     counts = texts.counts[part]
-    caption_numbers = (part.start + texts.owners(part)).tolist()
+    caption_numbers = (part.start + texts.owners(part)).tolist()  # of each reference, among all texts
     pairs: list[Pair] = []
     for caption, ids, features in zip(
         caption_numbers, tokens.ids[references], tokens.features[references], strict=True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,9 @@ from capeval_core.rows import FLOATS, NESTED, column, common_columns, lists, row
 from capeval_core.scores.box_metrics import RegionMetric, RegionOptions, error_of
 from capeval_core.scores.corpus import TokenIdf, token_weights
 from capeval_core.weights.catalogue import X152_VG
+
+if TYPE_CHECKING:
+    from capeval_core.encoders.vilbert import VilbertEncoder
 
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
@@ -120,6 +123,7 @@ class VilbertScore(RegionMetric):
     def open_models(self) -> dict[str, Model]:
         from capeval_core.encoders.vilbert import block_of
 
+        # By the config alone: a block that is not there is refused before tensors are read.
         config = network(str(self.network)).read_config(self.folder)
         block_of(config, self.options.layer)
         if self.options.compat is not None and config["task"] is None:
@@ -134,25 +138,31 @@ class VilbertScore(RegionMetric):
 
         texts: strings, or lists of them, as references are.
         """
+        # Uncut: words beyond the encoder's length are words of the corpus, too.
         return TokenIdf.of_documents(self.tokenizer.whole(corpus_texts(texts)))
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         statistics = self.options.statistics
         for window in windows(batch, LIMITS.token_texts):
-            rows = self.encode_rows(window)
-            encoded = [row.texts for row in rows if row.texts is not None]
-            matcher = Matcher(self.encoder, encoded, statistics if isinstance(statistics, TokenIdf) else None)
+            groups = []
+            errors = []
+            truncated = []
+            encoded: list[list[EncodedText]] = []
+            places: list[int | None] = []  # among those that were matched; a row that failed has none
+            for row in self.encode_rows(window):
+                groups.append(row.group)
+                errors.append(row.error)
+                truncated.append(row.truncated)
+                places.append(None if row.texts is None else len(encoded))
+                if row.texts is not None:
+                    encoded.append(row.texts)
             common = common_columns(
-                window,
-                slice(None),
-                groups=[row.group for row in rows],
-                errors=[row.error for row in rows],
-                truncated=np.array([row.truncated for row in rows]),
+                window, slice(None), groups=groups, errors=errors, truncated=np.array(truncated)
             )
-            # A row that failed has no place among those that were matched: null.
-            is_encoded = np.array([row.texts is not None for row in rows], dtype=np.bool_)
-            place = pa.array(np.cumsum(is_encoded) - 1, mask=~is_encoded)
-            matched = {name: values.take(place) for name, values in matcher.columns().items()}
+            matcher = Matcher(self.encoder, encoded, statistics if isinstance(statistics, TokenIdf) else None)
+            matched = {}
+            for name, values in matcher.columns().items():
+                matched[name] = values.take(pa.array(places, pa.int64()))  # null where there is no place
             yield pa.table({**common, **matched}, schema=self.ROW)
 
     def encode_rows(self, window: Samples) -> list[EncodedRow]:
@@ -161,13 +171,18 @@ class VilbertScore(RegionMetric):
         texts = []
         for caption, references in zip(window.captions, window.references or [], strict=True):
             texts.append([caption, *references])
-        distinct = [boxes[rows[0]] for rows in sharing]
+        distinct = []
         texts_of_images = []
         for rows in sharing:
-            texts_of_images.append([text for row in rows for text in texts[row]])
+            distinct.append(boxes[rows[0]])
+            texts_of_image: list[str] = []
+            for row in rows:
+                texts_of_image += texts[row]
+            texts_of_images.append(texts_of_image)
         images = self.encoder.token_features(distinct, texts_of_images, layer=self.options.layer, **self.run)
         encoded: dict[int, EncodedRow] = {}
         for rows, image in zip(sharing, images, strict=True):
+            # One text after another, as they were handed in: rows take theirs from it in turn.
             features = zip(image.features or [], image.on_device, strict=True)
             for row in rows:
                 tokens = self.encoder.tokenizer.encode(texts[row])
@@ -177,17 +192,18 @@ class VilbertScore(RegionMetric):
                 group = image.key and boxes[row].content
                 error = error_of(image.error, boxes[rows[0]], boxes[row])
                 encoded[row] = EncodedRow(encoded_texts, group, error, sum(tokens.truncated))
-        return [encoded[row] for row in range(len(boxes))]
+        return [encoded[row] for row in range(len(boxes))]  # images are in the order of their first rows
 
     def aggregate(self, rows: pa.Table) -> Values:
-        references, counts = inner(rows["caption_maxima"])
+        references, counts = inner(rows["caption_maxima"])  # lists of all references; (rows,) how many each
         if self.options.compat == "released":
+            # The script's F has no max(0, .).
             precision = Ragged.of(rows["released_precision"]).values
             recall = Ragged.of(rows["released_recall"]).values
             f = harmonic_mean(precision, recall)
         else:
             owner = np.repeat(np.arange(len(rows)), counts)
-            caption_weights = Ragged.of(rows["caption_weights"]).take(owner)
+            caption_weights = Ragged.of(rows["caption_weights"]).take(owner)  # once per reference
             precision = weighted_means(Ragged.of(references), caption_weights)
             reference_maxima = Ragged.of(inner(rows["reference_maxima"])[0])
             reference_weights = Ragged.of(inner(rows["reference_weights"])[0])
@@ -206,6 +222,7 @@ class VilbertScore(RegionMetric):
         errors = rows["error"].to_pylist()
         explained: Evidence = {}
         for window in windows(samples, LIMITS.token_texts):
+            # Encoded again: the features of all words are too much to be kept in rows.
             for row, encoded in enumerate(self.encode_rows(window), len(explained)):
                 content = summaries[row]
                 if encoded.texts is None:
@@ -229,7 +246,7 @@ class VilbertScore(RegionMetric):
             features.append(unit(text.features[self.encoder.words(text.ids)]))
         notes: list[dict[str, Any]] = []
         for number, reference in enumerate(references):
-            cosines = np.clip(features[0] @ features[number + 1].T, -1, 1)
+            cosines = np.clip(features[0] @ features[number + 1].T, -1, 1)  # (words, reference's words)
             note: dict[str, Any] = {"reference": reference}
             for name in ("precision", "recall", "f"):
                 note[name] = numbers[f"reference_{name}"][number]
@@ -240,9 +257,9 @@ class VilbertScore(RegionMetric):
 class EncodedText(NamedTuple):
     """Token ids of a text, and their features (rows, hidden) given an image, maybe on CUDA."""
 
-    ids: Sequence[int]
+    ids: tuple[int, ...]
     features: Floats
-    on_device: Any = None
+    on_device: Any = None  # a tensor; torch is imported where it is needed
 
 
 class EncodedRow(NamedTuple):
@@ -259,14 +276,19 @@ class Matcher:
     """Matches words of captions with those of their references; a row is a caption, then its references."""
 
     def __init__(
-        self, encoder: Any, rows: Sequence[Sequence[EncodedText]], idf: TokenIdf | None = None
+        self, encoder: VilbertEncoder, rows: Sequence[Sequence[EncodedText]], idf: TokenIdf | None = None
     ) -> None:
         self.encoder = encoder
         self.idf = idf
-        self.captions = [row[0] for row in rows]
-        self.references = [text for row in rows for text in row[1:]]
-        self.counts = np.array([len(row) - 1 for row in rows], dtype=np.int64)
-        self.owner = np.repeat(np.arange(len(rows)), self.counts)
+        self.captions: list[EncodedText] = []
+        self.references: list[EncodedText] = []  # of all captions, one caption's after another's
+        counts = []
+        for caption, *references in rows:
+            self.captions.append(caption)
+            self.references += references
+            counts.append(len(references))
+        self.counts = np.array(counts, dtype=np.int64)  # (captions,) of references
+        self.owner = np.repeat(np.arange(len(rows)), self.counts)  # (references,) the caption of each
 
     def columns(self) -> dict[str, pa.Array]:
         """The columns of `VilbertScore.ROW`."""
@@ -274,6 +296,7 @@ class Matcher:
         released = self._released()
         caption_weights = self._weights(self.captions)
         reference_weights = self._weights(self.references)
+        # A caption's words have maxima against each of its references: lists in lists.
         caption_maxima = lists(words.x_maxima, caption_weights.lengths[self.owner])
         reference_maxima = lists(words.y_maxima, reference_weights.lengths)
         return {
@@ -300,13 +323,14 @@ class Matcher:
         settings: dict[str, Any] = {}
         if self.idf is not None:
             idf = replace(self.idf, unseen=max(self.idf.weights.values()))
-            settings["x_weights"] = [weight for text in self.captions for weight in idf.of(text.ids[1:])]
-            settings["y_weights"] = [weight for text in self.references for weight in idf.of(text.ids[1:])]
-            settings["weighted_similarity"] = True
+            settings["x_weights"] = _weights_of_next(idf, self.captions)
+            settings["y_weights"] = _weights_of_next(idf, self.references)
+            settings["weighted_similarity"] = True  # the script multiplies similarities, not their maxima
         length = self.encoder.tokenizer.context_length
+        caption_is_padded = np.array([len(text.ids) < length for text in self.captions], dtype=np.bool_)
         return self._match(
             lambda text: slice(1, len(text.ids)),
-            x_padded=[len(self.captions[row].ids) < length for row in self.owner],
+            x_padded=caption_is_padded[self.owner].tolist(),  # of each pair
             y_padded=[len(text.ids) < length for text in self.references],
             **settings,
         )
@@ -315,6 +339,7 @@ class Matcher:
         """The greedy matching of chosen rows, on the encoder's device if that is CUDA; values on the CPU."""
         from capeval_core.matching.greedy import greedy_match
 
+        # A caption's rows are packed once, and met by each of its references.
         x = self._packed(self.captions, rows)
         y = self._packed(self.references, rows)
         x_lengths = [len(text.features[rows(text)]) for text in self.captions]
@@ -331,8 +356,12 @@ class Matcher:
         hidden_size = self.encoder.settings.architecture.text.hidden_size
         empty = np.empty((0, hidden_size), dtype=np.float32)  # there may be no text at all
         if device.type != "cuda":
-            return torch.from_numpy(np.concatenate([empty, *(text.features[rows(text)] for text in texts)]))
-        on_host = [empty, *(text.features for text in texts if text.on_device is None)]
+            return torch.from_numpy(np.concatenate([empty, *[text.features[rows(text)] for text in texts]]))
+        # Features that came from the cache are on the host; a copy of each would wait for the device.
+        on_host = [empty]
+        for text in texts:
+            if text.on_device is None:
+                on_host.append(text.features)
         copied = rows_on_device(device, on_host, DTYPES[self.encoder.dtype])
         no_rows, *copies = torch.split(copied, [len(features) for features in on_host])
         next_copy = iter(copies)
@@ -346,6 +375,14 @@ class Matcher:
         """The weight of each word; words of which none has a weight count alike."""
         ids = [self.encoder.word_ids(text.ids) for text in texts]
         return token_weights(pa.array(ids, pa.list_(pa.int32())), self.idf)[0]
+
+
+def _weights_of_next(idf: TokenIdf, texts: Sequence[EncodedText]) -> list[float]:
+    """The weight of the next token of each row that the released script takes of texts."""
+    weights: list[float] = []
+    for text in texts:
+        weights += idf.of(text.ids[1:])
+    return weights
 
 
 def _float32_lists(ragged: Ragged) -> pa.ListArray:

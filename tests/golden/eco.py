@@ -175,7 +175,7 @@ def choices(case: Case, pools: list[Json]) -> Iterator[Comparison]:
             rows = ranking.pools[images.index(entry["image"])]
             own = {text: float(ranking.total[row]) for text, row in survivors(ranking, rows).items()}
             best = sorted(own.values(), reverse=True)
-            chosen = ranking.captions[rows[ranking.chosen[images.index(entry["image"])]]]
+            chosen = ranking.captions[rows[ranking.choices[images.index(entry["image"])]]]
             totals = [own.get(caption, np.inf) for caption in entry["captions"]]
             pairs["total"] += zip(totals, entry["total"], strict=True)
             pairs["gap"].append((best[0] - best[:2][-1], entry["gap"]))

@@ -83,15 +83,17 @@ class Member:
         """Give the memory of the encoder back."""
         import torch
 
-        vars(self).pop("encoder", None)
+        vars(self).pop("encoder", None)  # where `cached_property` has it
         torch.cuda.empty_cache()  # the next one may need it in larger pieces
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         """Tables of schema `MEMBER_ROW` that cover the batch in order."""
+        # Weights that were trained behind a prompt name it, such as PAC-S's.
         prompt = self.folder.config.get("constants", {}).get("prompt", "")
         tokenizer = self.encoder.tokenizer
         texts = Texts(batch)
-        encoded = self.encoder.encode_texts([f"{prompt}{caption}" for caption in batch.captions], **self.run)
+        prompted_captions = [f"{prompt}{caption}" for caption in batch.captions]
+        encoded = self.encoder.encode_texts(prompted_captions, **self.run)
         # One image per pool, whose features all its candidates share.
         starts = [*batch.starts, len(batch)]
         pool_images = [batch.images[start] for start in batch.starts]
@@ -111,7 +113,7 @@ class Member:
             )
             value = paired_cosine(np.repeat(images.features, sizes, axis=0), encoded.features[part])
             columns["value"] = nullable(value)
-            columns["itm"] = nullable(np.full_like(value, np.nan))
+            columns["itm"] = nullable(np.full_like(value, np.nan))  # null: only BLIP-2 matches
             yield pa.table(columns, schema=self.ROW)
             pool += n
 
@@ -120,9 +122,14 @@ class Matcher(Member):
     """BLIP-2: its contrast (ITC, the best query token's cosine) and its matching (ITM), in one pass."""
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
-        pools = [batch[start:stop] for start, stop in pairwise([*batch.starts, len(batch)])]
-        images = [pool.images[0] for pool in pools]
-        captions = [pool.captions for pool in pools]
+        pools = []
+        images = []
+        captions = []
+        for start, stop in pairwise([*batch.starts, len(batch)]):
+            pool = batch[start:stop]
+            pools.append(pool)
+            images.append(pool.images[0])
+            captions.append(pool.captions)
         for pool, match in zip(pools, self.encoder.match(images, captions, **self.run), strict=True):
             columns = Texts(pool).columns(
                 slice(0, len(pool)),
@@ -162,11 +169,13 @@ def open_member(eco: Eco, name: str) -> Member:
             tiny = _TINY[name]
         elif name in ECO_MEMBERS:
             weights = ECO_MEMBERS[name]
+            # A checkpoint is one of EVA-CLIP's release, which has a form of its own.
             metric = EVA_CLIP if weights.checkpoint else "eco"
     folder = open_listed(weights, metric=metric, tiny=tiny)
     if weights == name:  # a folder or a Hub id: its name has to fit into signatures and paths
         name = re.sub(r"[^\w.-]+", "-", folder.name.rpartition("/")[2]).lower()
     encoder = network_of(folder)
+    # Any network with one feature for an image and one for a text; HICE-S's Alpha-CLIP is one.
     if encoder.kind != "blip2" and not issubclass(encoder, DualEncoder):
         problem = f"weights {folder.name!r} are of encoder {encoder.kind!r}, expected a CLIP or BLIP-2"
         raise WeightsError(problem)

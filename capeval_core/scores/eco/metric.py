@@ -77,11 +77,16 @@ class EcoOptions(CommonOptions):
     def without_defaults(cls, fields: Sequence[str]) -> list[str]:
         """As for all options; the usual consensus follows `compat`, and TF-IDF compares no documents."""
         usual_field = "consensus:tfidf" if "compat:released" in fields else "consensus:cider"
-        fields = [field for field in super().without_defaults(fields) if field != usual_field]
-        formula = next((field for field in fields if field.startswith("consensus:")), usual_field)
+        formula = usual_field
+        changed_fields = []
+        for field in super().without_defaults(fields):
+            if field.startswith("consensus:"):
+                formula = field
+            if field != usual_field:
+                changed_fields.append(field)
         if formula == "consensus:tfidf":
-            fields = [field for field in fields if not field.startswith("consensus_documents:")]
-        return fields
+            return [field for field in changed_fields if not field.startswith("consensus_documents:")]
+        return changed_fields
 
 
 @facts("eco")
@@ -103,6 +108,7 @@ class Eco(Reranker):
     @classmethod
     def check_options(cls, options: Any) -> None:
         super().check_options(options)
+        # Names alone: weights of five networks are not opened for a check.
         names = [] if options.members is None else member_names(options.members, tiny=False)
         for name in names:
             if name not in NAMES and "/" not in name and not expanded_path(name).is_dir():
@@ -112,14 +118,18 @@ class Eco(Reranker):
     @classmethod
     def check_input(cls, options: Any, *inputs: Any, **settings: Any) -> Samples:
         samples = super().check_input(options, *inputs, **settings)
+        # The released code converts images before any member's own preprocessing.
         return images_in_rgb(samples) if options.compat == "released" else samples
 
     @classmethod
-    def entries(cls, options: Any) -> list[WeightsEntry]:
+    def entries(cls, options: EcoOptions) -> list[WeightsEntry]:
         weights = super().entries(options)
-        members = member_names(options.members, tiny=not weights)
-        listed = [ECO_MEMBERS.get(name) or listed_entry(name) for name in members]
-        return [*weights, *filter(None, listed)]
+        entries = list(weights)
+        for name in member_names(options.members, tiny=not weights):
+            entry = ECO_MEMBERS.get(name) or listed_entry(name)
+            if entry is not None:
+                entries.append(entry)
+        return entries
 
     def open_models(self) -> dict[str, Model]:
         # No tensors yet: members are opened one after another, when they encode.
@@ -133,9 +143,10 @@ class Eco(Reranker):
             problems.extend(error.problems)
             tiny = False
         for name in member_names(self.options.members, tiny=tiny):
-            if name == MATCHER:
+            if name == MATCHER:  # it is there already, since it filters in any ensemble
                 self.ensemble.append(MATCHER)
                 continue
+            # All problems together: weights are fetched over hours, and one missing member is found at once.
             try:
                 with naming({"weights": "members"}):
                     member = open_member(self, name)
@@ -147,14 +158,20 @@ class Eco(Reranker):
         if len(problems):
             raise WeightsError(problems)
         self._check_names()
-        models = {member.name: member.model for member in self.members}
-        return {"weights": models[MATCHER], **{name: models[name] for name in self.ensemble}}
+        models_by_name = {member.name: member.model for member in self.members}
+        # The matcher twice, if its contrast is a member: the signature names its two parts.
+        models = {"weights": models_by_name[MATCHER]}
+        for name in self.ensemble:
+            models[name] = models_by_name[name]
+        return models
 
     def _check_names(self) -> None:
         """Refuse members of one name, by which rows, values and the signature have them."""
         repeated = set()
         for names in (self.ensemble, [member.name for member in self.members]):
-            repeated |= {name for name, count in Counter(names).items() if count > 1}
+            for name, count in Counter(names).items():
+                if count > 1:
+                    repeated.add(name)
         if repeated:
             fix = "name each member once (a folder is called by its last part)"
             raise ValueError(f"members: {', '.join(map(repr, sorted(repeated)))} comes twice: {fix}")
@@ -162,6 +179,7 @@ class Eco(Reranker):
             raise ValueError("members: a folder called 'weights' cannot be told from the option: rename it")
 
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
+        # In one piece: members are opened once for all of it, not for each window.
         yield self.encode_all(batch)
 
     def encode_all(
@@ -175,6 +193,7 @@ class Eco(Reranker):
         for member in self.members:
             member_folder = None if folder is None else Path(folder) / member.name
             tasks[member] = Task(member, [samples], [member_folder])  # refuses rows of other settings
+        # One after another, each closed before the next: five networks do not fit into one GPU.
         tables = {}
         for member, task in tasks.items():
             try:
@@ -186,6 +205,7 @@ class Eco(Reranker):
 
     def aggregate(self, rows: pa.Table) -> Values:
         values = rows["values"].combine_chunks().flatten().to_numpy().reshape(-1, len(self.ensemble))
+        # index - candidate is the row at which a pool begins, which names the pool.
         ranking = Ranking(
             rows["index"].to_numpy() - rows["candidate"].to_numpy(),
             rows["caption"].to_pylist(),
@@ -196,23 +216,29 @@ class Eco(Reranker):
         )
         for message in ranking.warnings():
             warn(f"{self.name}: {message}")
-        return Values(ranking.of_chosen(ranking.total), ranking.parts(), rows=ranking.rows)
+        return Values(ranking.of_choices(ranking.total), ranking.parts(), rows=ranking.rows)
 
 
 def _joined_rows(pools: Samples, tables: Mapping[str, pa.Table], ensemble: Sequence[str]) -> pa.Table:
     """One row per candidate, from the rows of its members in any order; `ensemble` orders their values."""
     indices = np.asarray(pools.indices, dtype=np.int64)
     aligned = {}
+    errors = []
+    truncated = []
+    coverage = []
     for name, table in tables.items():
-        rows = canonical(table)
+        rows = canonical(table)  # sorted by index: a resumed run has its rows in the order of its parts
         aligned[name] = rows.take(pa.array(np.searchsorted(rows["index"].to_numpy(), indices)))
-    values = np.stack([aligned[name]["value"].to_numpy() for name in ensemble], axis=1)
-    truncated = [table["truncated"].to_numpy() for table in aligned.values()]
-    columns = {
-        **{name: aligned[MATCHER][name] for name in MEMBER_ROW.names if name != "value"},
-        "error": pc.coalesce(*(table["error"] for table in aligned.values())),
+        errors.append(aligned[name]["error"])
+        truncated.append(aligned[name]["truncated"].to_numpy())
+        coverage.append(aligned[name]["coverage"].to_numpy())
+    values = np.stack([aligned[name]["value"].to_numpy() for name in ensemble], axis=1)  # (rows, members)
+    columns = {name: aligned[MATCHER][name] for name in MEMBER_ROW.names}
+    # What one member cannot read is not compared fairly: the worst of all members counts.
+    columns |= {
+        "error": pc.coalesce(*errors),
         "truncated": np.max(truncated, axis=0),
-        "coverage": np.min([table["coverage"].to_numpy() for table in aligned.values()], axis=0),
+        "coverage": np.min(coverage, axis=0),
         "candidate": pools.candidates,
         "caption": pools.captions,
         "values": lists(values.astype(np.float32).ravel(), np.full(len(indices), len(ensemble))),

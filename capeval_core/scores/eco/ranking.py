@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from capeval_core.errors import at
 from capeval_core.phrases.ngrams import consensus, tfidf_consensus
@@ -38,10 +38,10 @@ one of two answers, so with such a distance BLIP-2 answers no for the choice and
 def standardise(values: Doubles) -> Doubles:
     """z-scores over the first axis, with the population's deviation; 0 where all are equal, NaN of NaN."""
     finite = np.isfinite(values)
-    count = np.maximum(finite.sum(axis=0), 1)
+    count = np.maximum(finite.sum(axis=0), 1)  # 1: no division by 0 where nothing is finite
     mean = np.where(finite, values, 0).sum(axis=0) / count
     spread = np.where(finite, values - mean, 0)
-    deviation = np.sqrt((spread**2).sum(axis=0) / count)
+    deviation = np.sqrt((spread**2).sum(axis=0) / count)  # of the population, as numpy's in the released code
     flat = _is_flat(values)  # the mean of equal numbers can be rounded, and then differs from them
     scaled: Doubles = np.where(flat, 0, spread) / np.where(flat, 1, deviation)
     return np.where(finite, scaled, np.nan)
@@ -71,9 +71,13 @@ def choose_caption(captions: Sequence[str], totals: Sequence[float], threshold: 
     """
     order = sorted(range(len(captions)), key=lambda position: -totals[position])
     best = order[0]
-    second = next((position for position in order if captions[position] != captions[best]), best)
-    close = totals[best] - totals[second] < threshold
-    return second if close and len(captions[second].split()) < len(captions[best].split()) else best
+    second = best
+    for position in reversed(order):
+        if captions[position] != captions[best]:
+            second = position  # at last the best one of these
+    is_close = totals[best] - totals[second] < threshold
+    is_shorter = len(captions[second].split()) < len(captions[best].split())
+    return second if is_close and is_shorter else best
 
 
 class Rules(NamedTuple):
@@ -93,6 +97,7 @@ RELEASED = Rules(words=6, commas=2, periods=1, half="down", order=("itm", "forma
 
 def bad_format(caption: str, rules: Rules) -> str | None:
     """The reason why the format filter drops a caption, None if it does not."""
+    # Counted as the released code does, by white space and signs: a tokenizer would count otherwise.
     words = len(caption.split())
     commas = caption.count(",")
     periods = caption.count(".")
@@ -105,9 +110,10 @@ def bad_format(caption: str, rules: Rules) -> str | None:
     return None
 
 
-def _best_first(values: Any) -> list[int]:
+def _best_first(values: ArrayLike) -> list[int]:
     """Positions of values, the largest first; of equal ones the earlier."""
-    return [int(i) for i in np.argsort(-np.asarray(values, dtype=np.float64), kind="stable")]
+    positions: list[int] = np.argsort(-np.asarray(values, dtype=np.float64), kind="stable").tolist()
+    return positions
 
 
 def _badly_formatted(captions: Sequence[str], survivors: Sequence[int], rules: Rules) -> dict[int, str]:
@@ -124,6 +130,7 @@ def _worse_half(itm: Sequence[float], survivors: Sequence[int], rules: Rules) ->
     """The survivors that the ITM filter drops, with reasons: those not in the better half."""
     probabilities = [itm[position] for position in survivors]
     ranked = [survivors[place] for place in _best_first(probabilities)]
+    # Half of those that are left by now, not of the pool: the filters are applied one after the other.
     half = len(survivors) // 2
     if rules.half == "up":
         half = (len(survivors) + 1) // 2
@@ -148,6 +155,7 @@ def _filter_pool(
             reasons = _badly_formatted(captions, survivors, rules)
         else:
             reasons = _worse_half(itm, survivors, rules)
+        # An image needs a caption: a pool of bad ones has its least bad one chosen.
         if survivors and len(reasons) == len(survivors):
             skipped_filter = rule
             continue
@@ -159,7 +167,7 @@ def _filter_pool(
 class Ranking:
     """The scores of n candidates of a set, pool after pool, and the choice of each pool.
 
-    chosen: per image the position of the choice in its pool, -1 if there is none. rows: (images,) the chosen
+    choices: per image the position of the choice in its pool, -1 if there is none. rows: (images,) their
     rows; the first of a pool that has no choice. ensemble: (n,), eq. 3. consensus, agreement: (n,) consensus
     and its z-score, NaN where a candidate was dropped, and total likewise. dropped: why, None for survivors.
     gave_way: per image the filter that was not applied, or ''.
@@ -169,8 +177,8 @@ class Ranking:
         self,
         pool: Integers,
         captions: list[str],
-        cosines: Mapping[str, Any],
-        itm: Any,
+        cosines: Mapping[str, ArrayLike],
+        itm: ArrayLike,
         failed: Flags,
         options: EcoOptions,
     ) -> None:
@@ -183,7 +191,8 @@ class Ranking:
         self._texts = [*zip(pool.tolist(), captions, strict=True)]  # equal for copies within a pool
 
         columns = [np.asarray(values, dtype=np.float64) for values in cosines.values()]
-        values = np.where(failed[:, None], np.nan, np.stack(columns, axis=1))
+        values = np.where(failed[:, None], np.nan, np.stack(columns, axis=1))  # (n, members)
+        # First of all: z-scores are over all captions, but the consensus is of survivors alone.
         self._filter(values, failed)
         # Each member is standardised over all captions of all images; negative cosines stay as they are.
         self.zscores = self._standardised(values)
@@ -195,19 +204,23 @@ class Ranking:
             self.ensemble, self.agreement, options.ensemble_weight, options.consensus_weight
         )
 
-        self.chosen = [self._choice(rows) for rows in self.pools]
-        chosen_rows = []
-        for rows, position in zip(self.pools, self.chosen, strict=True):
-            chosen_rows.append(rows[max(position, 0)])
-        self.rows: Integers = np.array(chosen_rows, dtype=np.int64)
+        self.choices: list[int] = []
+        rows_of_choices = []
+        self._best_itm: list[int] = []  # per image the row that BLIP-2 prefers, dropped or not
         itm_or_less = np.nan_to_num(self.itm, nan=-1.0)
-        self._best_itm = [rows[int(itm_or_less[rows].argmax())] for rows in self.pools]
-        self.doubtful = np.asarray(self.itm[self._best_itm] - self.of_chosen(self.itm) > FAR_BELOW)
+        for rows in self.pools:
+            position = self._choice(rows)
+            self.choices.append(position)
+            rows_of_choices.append(rows[max(position, 0)])
+            self._best_itm.append(rows[int(itm_or_less[rows].argmax())])
+        self.rows: Integers = np.array(rows_of_choices, dtype=np.int64)
+        self.doubtful = np.asarray(self.itm[self._best_itm] - self.of_choices(self.itm) > FAR_BELOW)
         self._flat = self._flat_names(values, sum_of_members)
 
     def _flat_names(self, values: Doubles, sum_of_members: Doubles) -> list[str]:
         """The values that do not distinguish the captions."""
-        names = [name for name, flat in zip(self.members, _is_flat(values), strict=True) if flat]
+        names: list[str] = np.array(self.members, dtype=object)[_is_flat(values)].tolist()
+        # Members that vary may still cancel out.
         if not names and _is_flat(sum_of_members):
             names.append("the ensemble")
         if _is_flat(self.consensus):
@@ -217,6 +230,7 @@ class Ranking:
     def _filter(self, values: Doubles, failed: Flags) -> None:
         """Set why candidates are dropped, and of each pool the filter that was not applied."""
         rules = RELEASED if self.options.compat == "released" else PAPER
+        # A candidate that lacks a value has no z-score, and takes no part in those of the others.
         scored = np.isfinite(values).all(axis=1) & np.isfinite(self.itm)
         reasons = np.where(failed, "its image could not be read", "a member has no finite value for it")
         self.dropped: list[str | None] = np.where(scored, np.array(None), reasons).tolist()
@@ -235,7 +249,7 @@ class Ranking:
         counted = np.arange(len(values))  # the row whose value counts for each row
         if self.options.compat == "released":
             valued = np.flatnonzero(np.isfinite(values.reshape(len(values), -1)).all(axis=1)).tolist()
-            last = {self._texts[row]: row for row in valued}
+            last = {self._texts[row]: row for row in valued}  # a later row replaces an earlier one
             counted[valued] = [last[self._texts[row]] for row in valued]
         # A text counts once in mean and deviation; its copies get its z-score.
         once = values.copy()
@@ -247,18 +261,20 @@ class Ranking:
 
     def _consensus(self) -> Doubles:
         """(n,) consensus of each survivor with the other survivors of its pool; NaN of those dropped."""
-        survivors = [self._survivors(pool) for pool in self.pools]
-        survivors = [rows for rows in survivors if rows]
+        survivors = []
         texts = []
-        for rows in survivors:
-            texts.append([self.captions[row] for row in rows])
+        for pool in self.pools:
+            rows = self._survivors(pool)
+            if rows:
+                survivors.append(rows)
+                texts.append([self.captions[row] for row in rows])
         formula = self.options.consensus_formula
         if formula == "tfidf":
-            scores = tfidf_consensus(texts)
+            scores = tfidf_consensus(texts)  # whose words are scikit-learn's, not the Penn Treebank's
         else:
             tokens = []
-            for pool in texts:
-                tokens.append([ptb_tokens(text) for text in pool])
+            for texts_of_pool in texts:
+                tokens.append([ptb_tokens(text) for text in texts_of_pool])
             scores = consensus(tokens, documents=self.options.consensus_documents, kind=formula)
         values = np.full(len(self.captions), np.nan)
         for rows, pool_scores in zip(survivors, scores, strict=True):
@@ -267,27 +283,27 @@ class Ranking:
 
     def _choice(self, pool: range) -> int:
         survivors = self._survivors(pool)
-        if not survivors:
+        if not survivors:  # the image could not be read: only then no filter gives way
             return -1
         texts = [self.captions[row] for row in survivors]
         position = choose_caption(texts, self.total[survivors].tolist(), self.options.threshold)
         return survivors[position] - pool.start
 
-    def of_chosen(self, values: Doubles) -> Doubles:
-        """(images,) values of the chosen; NaN where there is no choice."""
-        return np.where(np.asarray(self.chosen, dtype=np.int64) >= 0, values[self.rows], np.nan)
+    def of_choices(self, values: Doubles) -> Doubles:
+        """(images,) values of the choices; NaN where there is none."""
+        return np.where(np.asarray(self.choices, dtype=np.int64) >= 0, values[self.rows], np.nan)
 
     def parts(self) -> dict[str, Any]:
         """Per image the choice and its scores; under `candidates` the scores of every candidate."""
         captions = []
-        for row, position in zip(self.rows.tolist(), self.chosen, strict=True):
+        for row, position in zip(self.rows.tolist(), self.choices, strict=True):
             captions.append(self.captions[row] if position >= 0 else "")
         return {
-            "choice": self.chosen,
+            "choice": self.choices,
             "caption": captions,
-            "ensemble": self.of_chosen(self.ensemble),
-            "consensus": self.of_chosen(self.agreement),
-            "itm": self.of_chosen(self.itm),
+            "ensemble": self.of_choices(self.ensemble),
+            "consensus": self.of_choices(self.agreement),
+            "itm": self.of_choices(self.itm),
             "gave_way": self.gave_way,
             "doubtful": self.doubtful.tolist(),
             "candidates": [self._table(pool) for pool in self.pools],
@@ -296,8 +312,9 @@ class Ranking:
     def _table(self, pool: range) -> list[dict[str, Any]]:
         """A line for each candidate of a pool."""
         survivors = self._survivors(pool)
-        by_rank = [survivors[place] for place in _best_first(self.total[survivors])]
-        ranks = {row: rank for rank, row in enumerate(by_rank, 1)}
+        ranks = {}
+        for rank, place in enumerate(_best_first(self.total[survivors]), start=1):
+            ranks[survivors[place]] = rank
         table = []
         for row in pool:
             line: dict[str, Any] = {"caption": self.captions[row]}
@@ -314,7 +331,8 @@ class Ranking:
 
     def warnings(self) -> Iterator[str]:
         """Warnings of values that are all equal, and of choices that may well be wrong."""
-        if self._flat and np.isfinite(self.of_chosen(self.total)).any():
+        # Where no pool has a choice, nothing was compared.
+        if self._flat and np.isfinite(self.of_choices(self.total)).any():
             yield (
                 f"{', '.join(self._flat)} cannot tell these captions apart, all values are equal: such "
                 "z-scores are 0 (within a pool, CIDEr is 0 where the filters leave two captions or fewer: "
@@ -334,12 +352,12 @@ class Ranking:
     def _doubt(self, image: int) -> str:
         """The choice of an image next to the caption that BLIP-2 prefers."""
         start = self.pools[image].start
-        chosen_row = self.rows[image]
+        row = self.rows[image]
         best = self._best_itm[image]
         reason = self.dropped[best]
         why = f"dropped: {reason}" if reason else "its total is lower"
         return (
-            f"{at('captions', (image, chosen_row - start))} is chosen with an ITM of "
-            f"{self.itm[chosen_row]:.3f}, {at('captions', (image, best - start))} has {self.itm[best]:.3f} "
+            f"{at('captions', (image, row - start))} is chosen with an ITM of "
+            f"{self.itm[row]:.3f}, {at('captions', (image, best - start))} has {self.itm[best]:.3f} "
             f"({why})"
         )
