@@ -49,6 +49,30 @@ def run(arguments: list[str]) -> int:
     if flags.out is not None and common.check_folder(flags.out):
         for end in _ENDS:
             terminal.check_output("--out", flags.out / f"{entry.name}{end}")
+    judged = _load(entry, flags)
+    _check_metrics(metrics, judged, entry, flags.visuals)
+    _check_texts(metrics, judged, flags.data)
+    scores = _read_scores(metrics, judged, flags.scores)
+    rows = None if flags.out is None else flags.out / "rows" / judged.name  # of a set, not those of another
+    visuals: dict[str, Path] = {}
+    if flags.visuals is not None and any(class_.media for class_, _ in metrics):
+        visuals = _find_visuals(entry, judged, flags.visuals)
+    # One after the other: several large networks would not fit into memory together.
+    for class_, options in metrics:
+        metric = class_(options)
+        with terminal.interruptible(terminal.resuming(rows, "--out FOLDER")):
+            scores |= SetScorer(judged, visuals, rows=rows, progress=True).score(metric)
+    result = tables.Judged(judged, scores, draws=flags.resamples, level=flags.level, seed=flags.seed)
+    table = tables.judged_table(result, _notes_on_tiny(metrics))
+    print(f"{entry.title}: {entry.summary}\n")
+    print(table.text(), flush=True)
+    if flags.out is not None:
+        _write(flags, entry, result, table)
+    return 1 if all(entry.undefined for entry in result.entries) else 0
+
+
+def _load(entry: SetEntry, flags: argparse.Namespace) -> JudgedSet:
+    """The set of `--data`, with the settings and the statistics that flags name."""
     settings: dict[str, Any] = {}
     for setting in entry.settings:
         value = getattr(flags, setting)
@@ -60,43 +84,31 @@ def run(arguments: list[str]) -> int:
     judged = load_set(entry.name, flags.data, **settings)
     for message in judged.notes:
         terminal.note(message)
-    if flags.statistics:
-        # Choices have accuracies, and agreement with each annotator is one fixed statistic of its paper.
-        if not isinstance(judged, RatedSet) or judged.by_annotator:
-            raise ValueError(f"--statistics: {entry.title} has no ratings that another statistic could be of")
-        judged = judged.with_statistics(flags.statistics)
-    _check_metrics(metrics, judged, entry, flags.visuals)
-    _check_texts(metrics, judged, flags.data)
-    scores = _read_scores(metrics, judged, flags.scores)
-    rows = None if flags.out is None else flags.out / "rows" / judged.name  # of a set, not those of another
-    visuals: dict[str, Path] = {}
-    if flags.visuals is not None and any(class_.media for class_, _ in metrics):
-        visuals = find_visuals(flags.visuals, judged.image_ids)
-        missing = len(judged.image_ids) - len(visuals)
-        # A warning: some sets are of photographs that have left the web since.
-        if missing:
-            count = f"{missing:,} of {len(judged.image_ids):,} {entry.media}s"
-            terminal.complain(f"warning: {count} are not in {flags.visuals}: their captions have no score")
-    # One after the other: several large networks would not fit into memory together.
-    for class_, options in metrics:
-        metric = class_(options)
-        with terminal.interruptible(terminal.resuming(rows, "--out FOLDER")):
-            scores |= SetScorer(judged, visuals, rows=rows, progress=True).score(metric)
-    result = tables.Judged(judged, scores, draws=flags.resamples, level=flags.level, seed=flags.seed)
-    tiny_titles = []
-    for class_, options in metrics:
-        if options.weights == "tiny":
-            tiny_titles.append(class_.title)
-    notes = []
-    if tiny_titles:  # their numbers are printed next to published ones, which they do not reproduce
-        titles = ", ".join(tiny_titles)
-        notes.append(f"{titles}: with weights `tiny`; published values are for the published weights")
-    table = tables.judged_table(result, notes)
-    print(f"{entry.title}: {entry.summary}\n")
-    print(table.text(), flush=True)
-    if flags.out is not None:
-        _write(flags, entry, result, table)
-    return 1 if all(entry.undefined for entry in result.entries) else 0
+    if not flags.statistics:
+        return judged
+    # Choices have accuracies, and agreement with each annotator is a statistic of its own.
+    if not isinstance(judged, RatedSet) or judged.by_annotator:
+        raise ValueError(f"--statistics: {entry.title} has no ratings that another statistic could be of")
+    return judged.with_statistics(flags.statistics)
+
+
+def _find_visuals(entry: SetEntry, judged: JudgedSet, folder: Path) -> dict[str, Path]:
+    """The files of a set's images in a folder, by id; says how many are missing."""
+    visuals = find_visuals(folder, judged.image_ids)
+    missing = len(judged.image_ids) - len(visuals)
+    # A warning: some sets are of photographs that have left the web since.
+    if missing:
+        count = f"{missing:,} of {len(judged.image_ids):,} {entry.media}s"
+        terminal.complain(f"warning: {count} are not in {folder}: their captions have no score")
+    return visuals
+
+
+def _notes_on_tiny(metrics: _Metrics) -> list[str]:
+    """A note that metrics with weights `tiny` do not reproduce the published values beside theirs."""
+    titles = [class_.title for class_, options in metrics if options.weights == "tiny"]
+    if not titles:
+        return []
+    return [f"{', '.join(titles)}: with weights `tiny`; published values are for the published weights"]
 
 
 def _read_scores(metrics: _Metrics, judged: JudgedSet, files: Sequence[str]) -> dict[str, list[Scored]]:

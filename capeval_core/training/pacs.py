@@ -484,18 +484,15 @@ def train_pacs(training: PacsTraining, data: PairData, out: Path, *, report: Rep
             "processes": world,
         }
         captions = [f"{prompt}{text}" for text in data.texts]
-        length = int(config["architecture"]["text"]["context_length"])
-        truncated = np.count_nonzero(ClipTokenizer(length).encode(captions).truncated)
-        cut_off = None
-        if truncated:
-            cut_off = f"cut off at {length:,} tokens: {truncated:,} of {len(captions):,} captions"
-            if accelerator.is_main_process:
-                report(cut_off)
+        cut_off = _cut_off(captions, int(config["architecture"]["text"]["context_length"]))
+        if cut_off is not None and accelerator.is_main_process:
+            report(cut_off)
         folder = Path(training.towers or out / TOWERS)
         device = str(accelerator.device)
         # The main process fills the folder, the others find everything there.
         with accelerator.main_process_first():
             counts = f"{counted(len(data.captioned.ids), 'image')} and {counted(len(captions), 'caption')}"
+            # Adapters lie in the towers, so that their outputs change with every step.
             if training.lora:
                 report(f"pixels and token ids of {counts}")
                 clip = ClipEncoder.open(start, device=device)
@@ -523,6 +520,14 @@ def train_pacs(training: PacsTraining, data: PairData, out: Path, *, report: Rep
             progress=trainer.progress,
         )
         return trainer.write(ClipEncoder, start, weights, {"prompt": prompt}, card)
+
+
+def _cut_off(captions: Sequence[str], length: int) -> str | None:
+    """A sentence about captions that are longer than the text tower reads, for the log and the card."""
+    truncated = np.count_nonzero(ClipTokenizer(length).encode(captions).truncated)
+    if not truncated:
+        return None
+    return f"cut off at {length:,} tokens: {truncated:,} of {len(captions):,} captions"
 
 
 def _card(training: PacsTraining, data: PairData, **more: Any) -> str:

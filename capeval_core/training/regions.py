@@ -26,7 +26,13 @@ from capeval_core.judgements.sets import Judgements
 from capeval_core.options import option
 from capeval_core.scores.box_metrics import FirstBoxes, box_source_opener, store_of
 from capeval_core.training.array_store import StoredArrays
-from capeval_core.training.negatives import Group, NegativeSampler, similar_by_captions, similar_by_features
+from capeval_core.training.negatives import (
+    Group,
+    NegativeSampler,
+    Similar,
+    similar_by_captions,
+    similar_by_features,
+)
 from capeval_core.training.tags import Tagger
 from capeval_core.training.trainer import REGIONS, Objective, Report, Terms, Trainer, Training, opened
 from capeval_core.training.training_data import CaptionedImages
@@ -192,6 +198,20 @@ def terms_of(losses: Tensor, kinds: NDArray[Any]) -> Terms:
     return terms
 
 
+def _similar_images(
+    training: RegionTraining, captioned: CaptionedImages, store: RegionStore
+) -> list[Similar]:
+    """The lists of similar images of which hard negatives are drawn."""
+    similar = []
+    if training.hard in ("both", "features"):
+        # An image by the mean of its boxes: one vector each, of which all pairs can be compared.
+        means = [store[number].features.mean(axis=0) for number in range(len(captioned.ids))]
+        similar.append(similar_by_features(captioned.ids, np.stack(means)))
+    if training.hard in ("both", "captions"):
+        similar.append(similar_by_captions(captioned.images, captioned.captions))
+    return similar
+
+
 def train_on_regions(
     objective: type[RegionObjective],
     training: RegionTraining,
@@ -239,18 +259,11 @@ def train_on_regions(
                 return RegionStore(folder, stamp["regions"], images, objective, feature_size, encode_boxes)
 
         store = region_store(captioned)
-        similar = []
-        if training.hard in ("both", "features"):
-            # An image by the mean of its boxes: one vector each, of which all pairs can be compared.
-            means = [store[number].features.mean(axis=0) for number in range(len(captioned.ids))]
-            similar.append(similar_by_features(captioned.ids, np.stack(means)))
-        if training.hard in ("both", "captions"):
-            similar.append(similar_by_captions(captioned.images, captioned.captions))
         sampler = NegativeSampler(
             captioned.images,
             captioned.captions,
             tagged,
-            similar=similar,
+            similar=_similar_images(training, captioned, store),
             random_negatives=training.random_negatives,
             foils=getattr(training, "foils", 0),
             seed=training.seed,

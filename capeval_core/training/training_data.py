@@ -82,23 +82,7 @@ class CaptionSource(FileOptions):
         import datasets
 
         name = str(self.dataset)
-        split = self.split or "train"
-        path = expanded_path(name)
-        try:
-            loaded: Any = None
-            if path.exists():
-                loaded = datasets.load_from_disk(str(path))
-            else:
-                loaded = datasets.load_dataset(name, split=split)
-        except Exception as error:  # the Hub, its client and damaged files can raise anything
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            problem = f"could not be loaded as a dataset ({reason})"
-            fix = "pass the folder of `save_to_disk`, or the id of a dataset on the Hub"
-            raise wrong_option("dataset", name, problem, fix) from None
-        if isinstance(loaded, datasets.DatasetDict):
-            if split not in loaded:
-                raise wrong_option("split", split, f"is not in {name} ({', '.join(loaded)})", "")
-            loaded = loaded[split]
+        loaded = self._load_dataset(name)
         caption_column = self.caption_column or "caption"
         columns = {}
         if "images" in kinds:
@@ -149,6 +133,29 @@ class CaptionSource(FileOptions):
             return InputImage.of(picture, f"image of {ids[i]!r}")
 
         return CaptionedImages(ids, captions, images, visual)
+
+    def _load_dataset(self, name: str) -> Any:
+        """The split of a dataset in a folder or on the Hub."""
+        import datasets
+
+        split = self.split or "train"
+        path = expanded_path(name)
+        try:
+            loaded: Any = None
+            if path.exists():
+                loaded = datasets.load_from_disk(str(path))
+            else:
+                loaded = datasets.load_dataset(name, split=split)
+        except Exception as error:  # the Hub, its client and damaged files can raise anything
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            problem = f"could not be loaded as a dataset ({reason})"
+            fix = "pass the folder of `save_to_disk`, or the id of a dataset on the Hub"
+            raise wrong_option("dataset", name, problem, fix) from None
+        if isinstance(loaded, datasets.DatasetDict):
+            if split not in loaded:
+                raise wrong_option("split", split, f"is not in {name} ({', '.join(loaded)})", "")
+            loaded = loaded[split]
+        return loaded
 
 
 def images_of(
