@@ -52,8 +52,8 @@ def run(arguments: list[str]) -> int:
     if trainer.STATE not in check_folder(out):
         own_files = {trainer.CURVES, trainer.LOG, trainer.REGIONS, trainer.TOWERS, trainer.TRACKED}
         check_folder(out, {*own_files, trainer.WEIGHTS}, "a training")
-    # Wrong weights are refused now, and not behind the hours in which the data are read. Those on the Hub
-    # are fetched by the training itself, in one process of several.
+    # Wrong weights are refused now, and not after the data are read. Those on the Hub are left to the
+    # training: they may have to be fetched.
     with naming({"weights": "start"}):
         open_unless_on_the_hub(training.start, metric=metric.name, tiny=metric.name)
     regions = getattr(training, "regions", None)

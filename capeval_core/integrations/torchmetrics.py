@@ -127,7 +127,7 @@ class CaptionScore(torchmetrics.Metric):
     def _apply(self, function: Callable[[torch.Tensor], torch.Tensor], *arguments: Any) -> CaptionScore:
         before = self.device
         super()._apply(function, *arguments)
-        # Opened anew, as a network is checked for its device; loaded weights are shared in the process.
+        # Opened anew: a network stays on its device, which other metrics of the process may share.
         if self._follows and self.device != before and self.metric.default_weights is not None:
             self.metric = type(self.metric)(replace(self.metric.options, device=str(self.device)))
         return self

@@ -88,7 +88,7 @@ class StoredArrays(FeatureCache):
             # In PyTorch's memory: NumPy's may be aligned otherwise, but a resumed run needs the same bits.
             result = torch.empty(len(numbers), *shape)
             gathered = result.flatten(1).numpy()
-            # A table at a time, as one by one the rows of a batch would take as long as its step.
+            # All rows of a table in one indexing: a loop over the rows of a batch would be Python's.
             for table in np.unique(tables):
                 offsets, values = self._tables[table]
                 in_table = tables == table

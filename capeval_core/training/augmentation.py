@@ -531,4 +531,4 @@ def _seed_of(settings: Augmentation, source: Positive) -> int:
     for text in (str(settings.seed), settings.kind, source.id, source.source_caption or ""):
         content += f"{len(text)} {text}"
     digest = hashlib.blake2b(content.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1  # torch takes seeds that fit into a signed integer of 64 bits
+    return int.from_bytes(digest, "big") >> 1  # 63 bits: positive in every type that holds a seed

@@ -103,7 +103,7 @@ def _words_by_place(tagged: Tagged) -> WordTable:
         tags = [tag for _, tag in caption]
         for index, place in _places(tokens, tags).items():
             counts.setdefault(place, Counter())[tokens[index]] += 1
-    # Most places of a set have one word, which has no substitute: they would be most of the memory.
+    # Of a large set most places have one word, which has no substitute.
     several = {place: words for place, words in counts.items() if len(words) > 1}
     return WordTable(several)
 
@@ -197,7 +197,7 @@ def _random_subset(
     most = len(items) if most is None else most
     # The same law as drawing each item until one is drawn, in one step however small the probability is.
     number = 1 + bisect_right(_count_law(len(items), probability, most), rng.random())
-    # One item is the usual case, for which a permutation would be most of the time of a group.
+    # One item is the usual case, which needs no permutation.
     if number == 1:
         return [items[int(rng.integers(len(items)))]]
     indices = sorted(rng.permutation(len(items))[:number].tolist())

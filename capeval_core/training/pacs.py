@@ -351,7 +351,7 @@ class PacsObjective(Objective):
         self.model = model
         self.inputs = inputs
         self.world = world
-        # Two: a batch of the next epoch is made while the last one of this epoch is trained on.
+        # Kept, as an epoch is drawn for all of its batches together.
         self._epoch = lru_cache(maxsize=2)(self._pairs_of)
 
     def _pairs_of(self, epoch: int) -> _Pairs:

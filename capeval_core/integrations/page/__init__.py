@@ -175,7 +175,7 @@ class _Page:
         offered = [(name.capitalize(), name) for name in self.scorers]
         about: dict[str, Any] = {"label": "The caption is about", "visible": len(offered) > 1}
         self.about = gr.Radio(offered, value=offered[0][1], elem_id="about", **about)
-        # A component for each medium, of which one is visible: Gradio cannot make new ones while it runs.
+        # A component for each medium, of which one is visible, until another is chosen.
         self.visuals = [_upload(medium, visible=medium == self.scorer.medium) for medium in self.media]
         self.caption = gr.Textbox(
             label="Captions to choose from, one per line" if several else "Caption",
