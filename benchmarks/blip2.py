@@ -30,9 +30,9 @@ VISION: dict[str, Any] = {
 WORDS = [f"word{index}" for index in range(2000)]
 
 
-def values_of(found: Matches) -> Any:
+def values_of(matches: Matches) -> Any:
     """(n, 2) contrast and probability of a match."""
-    return np.stack([best_query_cosine(found.queries, found.text_features), found.itm], axis=1)
+    return np.stack([best_query_cosine(matches.queries, matches.text_features), matches.itm], axis=1)
 
 
 def drawn_pair(captions: int) -> tuple[InputImage, list[str]]:
@@ -73,15 +73,15 @@ def config() -> dict[str, Any]:
 
 
 def seeded(device: str) -> Blip2Encoder:
-    own = config()
+    settings = config()
     torch.manual_seed(0)
     tensors = {
         name: torch.randn_like(tensor) * (0.02 if tensor.ndim > 1 else 0.1) + ("norm" in name.lower())
-        for name, tensor in empty_model(own["architecture"]).state_dict().items()
+        for name, tensor in empty_model(settings["architecture"]).state_dict().items()
     }
-    encoder = Blip2Encoder(own, tensors, checksum="random", device=device)
+    encoder = Blip2Encoder(settings, tensors, checksum="random", device=device)
     # Which our steps do not read, but transformers' own.
-    places = own["architecture"]["qformer"]["max_position_embeddings"]
+    places = settings["architecture"]["qformer"]["max_position_embeddings"]
     encoder.model.embeddings.position_ids = torch.arange(places, device=device)[None]
     return encoder
 
@@ -99,9 +99,9 @@ def loop(encoder: Blip2Encoder, image: InputImage, captions: list[str]) -> Any:
     values = []
     for caption in captions:
         pixels, ids, mask = inputs(encoder, image, [caption])
-        asked = {"pixel_values": pixels, "input_ids": ids, "attention_mask": mask}
-        itc = encoder.model(**asked).logits_per_image[0, 0]
-        logits = encoder.model(**asked, use_image_text_matching_head=True).logits_per_image
+        model_inputs = {"pixel_values": pixels, "input_ids": ids, "attention_mask": mask}
+        itc = encoder.model(**model_inputs).logits_per_image[0, 0]
+        logits = encoder.model(**model_inputs, use_image_text_matching_head=True).logits_per_image
         values.append([float(itc), float(logits.float().softmax(-1)[0, 1])])
     return np.array(values)
 
@@ -112,8 +112,8 @@ def case(device: str, captions: int) -> tuple[Callable[[], Any], Callable[[], An
     image, texts = drawn_pair(captions)
 
     def ours() -> Any:
-        (found,) = encoder.match([image], [texts], cache=FeatureCache(0))
-        return values_of(found)
+        (matches,) = encoder.match([image], [texts], cache=FeatureCache(0))
+        return values_of(matches)
 
     def plain() -> Any:
         with torch.inference_mode():

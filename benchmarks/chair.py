@@ -24,7 +24,8 @@ import capeval_core
 from capeval_core.replay.variants import SWITCHES, Switch
 from capeval_core.replay.why import Search
 
-IMAGES, CAPTIONS = 600, 300
+IMAGES = 600
+CAPTIONS = 300
 SYSTEMS = ("m2_transformer.json", "blip2_results_xe.json")
 LEFT_OUT = ("chair_s", "recall", "times 100", "divided by 10")
 """Switches that give another number than CHAIR-i, or another scale of it, which its digits show."""
@@ -32,9 +33,12 @@ LEFT_OUT = ("chair_s", "recall", "times 100", "divided by 10")
 
 def moving(search: Search) -> list[Switch]:
     """The switches that move the number by its four digits."""
-    own = search.scored(()).mean
-    switches = [switch for switch in search.switches if switch.name not in LEFT_OUT]
-    return [switch for switch in switches if abs(search.scored((switch,)).mean - own) >= 1e-4]
+    mean = search.scored(()).mean
+    switches = []
+    for switch in search.switches:
+        if switch.name not in LEFT_OUT and abs(search.scored((switch,)).mean - mean) >= 1e-4:
+            switches.append(switch)
+    return switches
 
 
 def case(data: dict[str, Any], synonyms: Path, rng: random.Random) -> tuple[str, list[list[str]]]:
@@ -73,11 +77,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         is_among = any(name in group for group in remaining)
         among += is_among
         alone += is_among and len(remaining) == 1
-    known = sum(switch.metrics == "chair" for switch in SWITCHES)
+    chair_count = sum(switch.metrics == "chair" for switch in SWITCHES)
     print("# `why` of CHAIR\n")
     print(f"{datetime.date.today()}; see `benchmarks/chair.py`.\n")
     print(f"{flags.cases} cases of {CAPTIONS} captions, CHAIR-i in four digits;")
-    print(f"{known} switches are CHAIR's own:\n")
+    print(f"{chair_count} switches are CHAIR's own:\n")
     print(f"- the variant is the only one that remains, but for those that make the same: {alone}")
     print(f"- it is among those that remain: {among}")
     print(f"- CPU: {time.process_time() - begun:.0f} s\n")

@@ -92,11 +92,12 @@ def originals() -> Iterator[Original]:
     from tests.golden.__main__ import comparisons
 
     for case, scores in ORIGINALS.items():
-        found = list(comparisons(CASES / case))
+        quantities = list(comparisons(CASES / case))
         for metric, name in scores.items():
-            own = [one for one in found if re.match(name, one.quantity)]
-            largest, tolerance = max(one.error for one in own), max(one.tolerance for one in own)
-            yield Original((metric,), case, len(found), name, largest, tolerance)
+            quantities_of_metric = [each for each in quantities if re.match(name, each.quantity)]
+            largest = max(each.error for each in quantities_of_metric)
+            tolerance = max(each.tolerance for each in quantities_of_metric)
+            yield Original((metric,), case, len(quantities), name, largest, tolerance)
 
 
 def of_tiny(gpu: Gpu) -> Iterator[Row]:
@@ -137,12 +138,13 @@ def drawn_rows(count: int) -> Rows:
     for scene in scenes:
         right = describe(scene, rng)
         captions += [right, next(iter(foils(scene, right, "colour")), right)]
-    owners = [scene for scene in scenes for _ in range(2)]
-    return Rows(
-        captions,
-        [draw(scene, 192) for scene in owners],
-        [[describe(s, rng) for _ in range(3)] for s in owners],
-    )
+    images = []
+    references = []
+    for scene in scenes:
+        for _ in range(2):
+            images.append(draw(scene, 192))
+            references.append([describe(scene, rng) for _ in range(3)])
+    return Rows(captions, images, references)
 
 
 def of_metric(subject: Subject, class_: type[CaptionMetric], weights: Any, rows: Rows) -> Iterator[Row]:
@@ -177,20 +179,21 @@ def scored(
     if weights is not None:
         options |= {"weights": weights, "device": device, "dtype": dtype, "batch_size": batch_size}
     metric = capeval_core.load(class_.name, media=class_.variant, **options)
-    chosen = np.arange(len(rows.captions)) if order is None else order
-    captions: list[Any] = [rows.captions[i] for i in chosen]
+    places = np.arange(len(rows.captions)) if order is None else order
+    captions: list[Any] = [rows.captions[i] for i in places]
     if issubclass(class_, Reranker):
-        captions = [[rows.captions[i], *rows.references[i], *rows.references[i - 2][:2]] for i in chosen]
+        captions = [[rows.captions[i], *rows.references[i], *rows.references[i - 2][:2]] for i in places]
     arguments: dict[str, Any] = {}
-    if argument := argument_of(class_.media):
-        images = [rows.images[i] for i in chosen]
+    argument = argument_of(class_.media)
+    if argument:
+        images = [rows.images[i] for i in places]
         arguments[argument] = (
             [[image, rows.images[0]] for image in images] if argument == "videos" else images
         )
     if class_.needs_references:
-        arguments["references"] = [rows.references[i] for i in chosen]
-    found = metric.score(captions, **arguments).scores
-    return [found[place] for place in np.argsort(chosen)]
+        arguments["references"] = [rows.references[i] for i in places]
+    scores = metric.score(captions, **arguments).scores
+    return [scores[i] for i in np.argsort(places)]
 
 
 if __name__ == "__main__":

@@ -36,7 +36,11 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-7  # of runs that were killed
 ROUNDING = 1e-6  # of features that are computed again in other batches
 METRIC = "refpacs"  # rows with lists, features of images and of texts
-HARMLESS, WARNED, REFUSED, SILENT, RAW = "harmless", "warned", "refused", "silent", "raw error"
+HARMLESS = "harmless"
+WARNED = "warned"
+REFUSED = "refused"
+SILENT = "silent"
+RAW = "raw error"
 OUTCOMES = {
     HARMLESS: "no effect",
     WARNED: "computed again, with a warning",
@@ -49,9 +53,9 @@ _BATCH = 4  # captions between two writings of rows
 
 def flip_a_bit(folder: Path, rng: np.random.Generator, *, files: str = "*", by_size: bool = False) -> Path:
     """Flip one random bit of a random file and return its path; a large file is likelier if `by_size`."""
-    found = sorted(path for path in folder.rglob(files) if path.is_file() and path.stat().st_size)
-    sizes = np.array([path.stat().st_size if by_size else 1 for path in found], dtype=np.float64)
-    path = found[int(rng.choice(len(found), p=sizes / sizes.sum()))]
+    paths = sorted(path for path in folder.rglob(files) if path.is_file() and path.stat().st_size)
+    sizes = np.array([path.stat().st_size if by_size else 1 for path in paths], dtype=np.float64)
+    path = paths[int(rng.choice(len(paths), p=sizes / sizes.sum()))]
     content = bytearray(path.read_bytes())
     bit = int(rng.integers(8 * len(content)))
     content[bit // 8] ^= 1 << bit % 8
@@ -109,16 +113,16 @@ class Flips:
         return rows
 
     def _outcomes(self, count: int, kind: str, score: Any, **choice: Any) -> Counter[str]:
-        found = Counter(dict.fromkeys(OUTCOMES, 0))
+        outcomes = Counter(dict.fromkeys(OUTCOMES, 0))
         for number in range(count):
             damaged = self.folder / f"{kind}-{number}"
             shutil.copytree(self.folder / kind, damaged)
             flip_a_bit(damaged, self.rng, **choice)
-            found[self._outcome(score, damaged)] += 1
+            outcomes[self._outcome(score, damaged)] += 1
             shutil.rmtree(damaged)
             if number % 100 == 99:
                 gc.collect()  # closes databases
-        return found
+        return outcomes
 
     def _outcome(self, score: Any, damaged: Path) -> str:
         with warnings.catch_warnings(record=True) as caught:
@@ -147,7 +151,9 @@ def inputs(captions: int) -> tuple[list[str], list[Any], list[list[str]]]:
     rng = np.random.default_rng(1)
     images = [rng.integers(0, 256, (24, 24, 3), dtype=np.uint8) for _ in range((captions + 1) // 2)]
     texts = [f"caption {i} of a {('red', 'blue', 'green')[i % 3]} square" for i in range(captions)]
-    references = [[f"reference {j} of image {i // 2}" for j in range(1 + i % 3)] for i in range(captions)]
+    references = []
+    for i in range(captions):
+        references.append([f"reference {j} of image {i // 2}" for j in range(1 + i % 3)])
     return texts, [images[i // 2] for i in range(captions)], references
 
 
@@ -155,19 +161,20 @@ def difference(rows: pa.Table, expected: pa.Table) -> float:
     """The largest difference of two tables' numbers; infinite if anything else differs."""
     from capeval_core.rows import canonical
 
-    rows, expected = canonical(rows), canonical(expected)
+    rows = canonical(rows)
+    expected = canonical(expected)
     if not rows.schema.equals(expected.schema) or len(rows) != len(expected):
         return float("inf")
     return max(_apart(rows[name].to_pylist(), expected[name].to_pylist()) for name in rows.column_names)
 
 
-def _apart(one: Any, other: Any) -> float:
-    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        return max(map(_apart, one, other), default=0.0)
-    if isinstance(one, float) and isinstance(other, float):
-        distance = abs(one - other)
-        return distance if np.isfinite(distance) or repr(one) != repr(other) else 0.0
-    return 0.0 if one == other and type(one) is type(other) else float("inf")
+def _apart(value: Any, expected: Any) -> float:
+    if isinstance(value, list) and isinstance(expected, list) and len(value) == len(expected):
+        return max(map(_apart, value, expected), default=0.0)
+    if isinstance(value, float) and isinstance(expected, float):
+        distance = abs(value - expected)
+        return distance if np.isfinite(distance) or repr(value) != repr(expected) else 0.0
+    return 0.0 if value == expected and type(value) is type(expected) else float("inf")
 
 
 @dataclass
@@ -201,29 +208,29 @@ def kill_runs(folder: Path, count: int, *, captions: int = 240, seed: int = 0) -
     start(-2).join()
     seconds = time.perf_counter() - began
     expected = _kept(folder / "-2")
-    found = Kills()
+    kills = Kills()
     number = 0
-    while found.kills < count or not found.runs:
+    while kills.kills < count or not kills.runs:
         run = start(number)
-        run.join(timeout=float(rng.uniform(0, seconds)) if found.kills < count else None)
+        run.join(timeout=float(rng.uniform(0, seconds)) if kills.kills < count else None)
         killed = run.exitcode is None
         if killed:
             run.kill()
             run.join()
-            found.kills += 1
+            kills.kills += 1
         elif run.exitcode:
             raise RuntimeError(f"a run ended with {run.exitcode}")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            kept = _kept(folder / str(number))
-        found.damaged += len(caught)
+            rows = _kept(folder / str(number))
+        kills.damaged += len(caught)
         if killed:
-            found.kept.append(len(kept) / captions)
+            kills.kept.append(len(rows) / captions)
         else:
-            found.runs += 1
-            found.worst = max(found.worst, difference(kept, expected))
+            kills.runs += 1
+            kills.worst = max(kills.worst, difference(rows, expected))
             number += 1
-    return found
+    return kills
 
 
 def score_all(folder: Path, captions: int) -> None:
@@ -265,7 +272,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         kills = kill_runs(Path(folder), arguments.kills, seed=arguments.seed)
     print(report(table, kills, arguments.seed))
-    if any(found[SILENT] or found[RAW] for found in table.values()) or kills.worst > TOLERANCE:
+    if any(outcomes[SILENT] or outcomes[RAW] for outcomes in table.values()) or kills.worst > TOLERANCE:
         sys.exit(1)
 
 
@@ -280,20 +287,22 @@ def report(table: dict[str, Counter[str]], kills: Kills, seed: int) -> str:
         f"| damaged | flips | {' | '.join(OUTCOMES.values())} |",
         "| --- " * (2 + len(OUTCOMES)) + "|",
     ]
-    for what, found in table.items():
-        lines.append(f"| {what} | {found.total()} | {' | '.join(str(found[name]) for name in OUTCOMES)} |")
+    for what, outcomes in table.items():
+        lines.append(
+            f"| {what} | {outcomes.total()} | {' | '.join(str(outcomes[name]) for name in OUTCOMES)} |"
+        )
     total = sum(table.values(), Counter())
-    flipped = sum(found.total() for found in table.values())
+    flipped = sum(outcomes.total() for outcomes in table.values())
     lines.append(f"| all | {flipped} | {' | '.join(str(total[name]) for name in OUTCOMES)} |")
-    kept = ", ".join(f"{np.quantile(kills.kept, q):.0%}" for q in (0.0, 0.5, 1.0))
+    shares = ", ".join(f"{np.quantile(kills.kept, q):.0%}" for q in (0.0, 0.5, 1.0))
     return "\n".join(
         [
             *lines,
             "",
             f"{kills.kills} kills at random moments of {kills.runs} runs, which were started again until "
             f"their end: rows differ from those of a run without kills by at most {kills.worst:.1g}, and "
-            f"{kills.damaged} files were damaged. Of the rows, {kept} were on disk at a kill (least, median, "
-            "most).",
+            f"{kills.damaged} files were damaged. Of the rows, {shares} were on disk at a kill (least, "
+            "median, most).",
         ]
     )
 

@@ -93,14 +93,14 @@ def write_checkpoint(name: str, folder: Path) -> Path:
 def run(arguments: list[str], cache: Path) -> tuple[int, int, float]:
     """Status, peak of memory and seconds of a command in a process of its own."""
     environment = {**os.environ, "CAPEVAL_CACHE": str(cache), "NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "0"}
-    done = subprocess.run(
+    outcome = subprocess.run(
         [sys.executable, "-c", _CHILD, *arguments], env=environment, capture_output=True, text=True
     )
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    status, peak, seconds = done.stdout.splitlines()[-1].split()
+    if outcome.returncode:
+        raise RuntimeError(outcome.stderr)
+    status, peak, seconds = outcome.stdout.splitlines()[-1].split()
     if int(status):
-        raise RuntimeError(done.stderr)
+        raise RuntimeError(outcome.stderr)
     return int(status), int(peak), float(seconds)
 
 
@@ -124,7 +124,7 @@ def measured(name: str) -> list[str]:
         _, peak, fetched = run(["fetch", name, "--accept", "--from", source], cache)
         files = ["--candidates", str(folder / "c.json"), "--images", str(folder / "photos")]
         _, scoring, scored = run(["score", "pacs", *files, "--weights", name], cache)
-        whole = time.monotonic() - begin
+        seconds = time.monotonic() - begin
         server.shutdown()
     ratio = (peak - idle) / size
     verdict = "" if size < 1e9 else f" (goal {GOAL}) {'ok' if ratio <= GOAL else 'FAIL'}"
@@ -132,7 +132,7 @@ def measured(name: str) -> list[str]:
         f"{name}: file {size / 1e6:,.0f} MB",
         f"peak of memory of fetching {(peak - idle) / 1e6:,.0f} MB, {ratio:.2f} of the file{verdict}",
         f"peak of memory of the first score {(scoring - idle) / 1e6:,.0f} MB",
-        f"seconds: download and conversion {fetched:.1f}, first score {scored:.1f}, together {whole:.1f}",
+        f"seconds: download and conversion {fetched:.1f}, first score {scored:.1f}, together {seconds:.1f}",
     ]
 
 
@@ -143,9 +143,8 @@ def main() -> None:
     arguments = parser.parse_args()
     about = f"{date.today()}, {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
     lines = [line for name in arguments.name or SIZES for line in measured(name)]
-    text = "\n".join(
-        ["# From a checkpoint to the first number", "", about, "", *(f"- {one}" for one in lines), ""]
-    )
+    listed = [f"- {line}" for line in lines]
+    text = "\n".join(["# From a checkpoint to the first number", "", about, "", *listed, ""])
     print(text)
     if arguments.out is not None:
         arguments.out.write_text(text)

@@ -35,13 +35,15 @@ class PlainLoop:
     """As one would write it with open_clip's towers: a forward for each mask and each caption."""
 
     def __init__(self, architecture: dict[str, Any], tensors: dict[str, Any], metric: Any) -> None:
-        self.encoder, self.source, self.phrases = metric.encoder, metric.regions, metric.phrases
+        self.encoder = metric.encoder
+        self.source = metric.regions
+        self.phrases = metric.phrases
         model, self._tokenize = _open_clip(architecture, dict(tensors))
         self.model = model.eval().to(self.encoder.device)
 
     def image(self, pixels: NDArray[np.float32], mask: NDArray[np.float32]) -> Any:
-        given = torch.from_numpy(np.concatenate([pixels, mask])[None]).to(self.encoder.device)
-        return self.model.encode_image(given, normalize=True)[0]
+        channels = torch.from_numpy(np.concatenate([pixels, mask])[None]).to(self.encoder.device)
+        return self.model.encode_image(channels, normalize=True)[0]
 
     def text(self, text: str) -> Any:
         return self.model.encode_text(self._tokenize([text]).to(self.encoder.device), normalize=True)[0]
@@ -49,18 +51,18 @@ class PlainLoop:
     def prepared(self, path: Path) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Pixels (3, s, s) and masks (1 + n, 1, s, s) of an image, the full one first."""
         image = Image.open(path)
-        found = self.source.find(InputImage.of(path)).masks()
-        every = np.concatenate([np.ones((1, image.height, image.width), np.bool_), found])
-        return self.encoder.preprocess(image), self.encoder.preprocess_masks(every)
+        full_mask = np.ones((1, image.height, image.width), np.bool_)
+        masks = np.concatenate([full_mask, self.source.find(InputImage.of(path)).masks()])
+        return self.encoder.preprocess(image), self.encoder.preprocess_masks(masks)
 
     @torch.inference_mode()
     def terms(self, path: Path, caption: str) -> list[float]:
         """g, P and R of a caption with its image."""
         pixels, masks = self.prepared(path)
-        whole, *regions = [self.image(pixels, mask) for mask in masks]
+        full_image, *regions = [self.image(pixels, mask) for mask in masks]
         phrases = [self.text(phrase) for phrase in self.phrases.phrases([caption])[0].phrases]
         cosines = torch.stack(phrases) @ torch.stack(regions).T
-        global_term = float(whole @ self.text(caption))
+        global_term = float(full_image @ self.text(caption))
         return [global_term, float(cosines.amax(1).mean()), float(cosines.amax(0).mean())]
 
 
@@ -78,17 +80,19 @@ class Ellipses(RegionSource):
 def ellipses(width: int, height: int) -> Regions:
     """Ellipses in the middle of every image of this size."""
     rng = np.random.default_rng(0)
-    x, found = np.arange(width), []
+    x = np.arange(width)
+    runs = []
     for _ in range(MASKS):
         across, down = rng.uniform(0.3, 0.7, 2) * (width, height)
         wide, high = rng.uniform(0.05, 0.25, 2) * (width, height)
         columns = x[np.abs(x - across) <= wide]
         half = high * np.sqrt(1 - ((columns - across) / wide) ** 2)
-        top, bottom = np.ceil(down - half).astype(np.int64), np.floor(down + half).astype(np.int64) + 1
+        top = np.ceil(down - half).astype(np.int64)
+        bottom = np.floor(down + half).astype(np.int64) + 1
         some = top < bottom
         starts, ends = (columns * height + row for row in (top, bottom))
-        found.append(rle.of_intervals(starts[some], ends[some], (height, width)))
-    return Regions.of_runs(found, (height, width))
+        runs.append(rle.of_intervals(starts[some], ends[some], (height, width)))
+    return Regions.of_runs(runs, (height, width))
 
 
 def _mean(values: list[float]) -> float:
@@ -103,10 +107,11 @@ def _open_clip(architecture: dict[str, Any], tensors: dict[str, Any]) -> tuple[A
     class Both(torch.nn.Module):
         def __init__(self, image: torch.nn.Module, mask: torch.nn.Module) -> None:
             super().__init__()
-            self.image, self.mask = image, mask
+            self.image = image
+            self.mask = mask
 
-        def forward(self, given: torch.Tensor) -> torch.Tensor:
-            summed: torch.Tensor = self.image(given[:, :3]) + self.mask(given[:, 3:])
+        def forward(self, channels: torch.Tensor) -> torch.Tensor:
+            summed: torch.Tensor = self.image(channels[:, :3]) + self.mask(channels[:, 3:])
             return summed
 
     with torch.device("meta"):
@@ -123,21 +128,23 @@ def _open_clip(architecture: dict[str, Any], tensors: dict[str, Any]) -> tuple[A
 
 def case(folder: Path, device: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """g, P and R of an image with 4 captions and 30 masks."""
-    weights, work = make_alpha_weights(MODEL, folder), make_workload(folder, 0.001, references=0)
-    captions, shown = [f"{work.captions[0]} number {i}" for i in range(4)], [work.images[0]] * 4
+    weights = make_alpha_weights(MODEL, folder)
+    work = make_workload(folder, 0.001, references=0)
+    captions = [f"{work.captions[0]} number {i}" for i in range(4)]
+    images = [work.images[0]] * 4
     architecture = json.loads((weights / "config.json").read_text())["architecture"]
 
     def metric() -> Any:
-        own: dict[str, Any] = {"weights": weights, "regions": Ellipses(), "phrases": "chunks"}
-        return HiceS(HiceOptions(**own, device=device, cache=FeatureCache()))
+        settings: dict[str, Any] = {"weights": weights, "regions": Ellipses(), "phrases": "chunks"}
+        return HiceS(HiceOptions(**settings, device=device, cache=FeatureCache()))
 
     def ours() -> Any:
-        own = metric()
-        return np.array(terms_of(own.encode_all(own.check(captions, shown))))
+        hices = metric()
+        return np.array(terms_of(hices.encode_all(hices.check(captions, images))))
 
     def plain() -> Any:
-        own = metric()
-        loop = PlainLoop(architecture, own.encoder.model.state_dict(), own)
-        return np.array([loop.terms(*pair) for pair in zip(shown, captions, strict=True)])
+        hices = metric()
+        loop = PlainLoop(architecture, hices.encoder.model.state_dict(), hices)
+        return np.array([loop.terms(*pair) for pair in zip(images, captions, strict=True)])
 
     return ours, plain

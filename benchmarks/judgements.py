@@ -37,7 +37,8 @@ SYSTEMS = {
     "blip2_results_xe": {"BLEU-1": 83.137, "BLEU-4": 43.807, "ROUGE-L": 62.010, "CIDEr": 146.007},
 }
 """pycocoevalcap 1.2 after Java's PTB tokenisation, five digits."""
-TOLERANCE, OF_SYSTEMS = 0.01, 1e-3
+TOLERANCE = 0.01
+OF_SYSTEMS = 1e-3
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class Line:
         paper = published(self.name.split(",")[0], self.label, self.column)
         printed = distance = z_score = ""
         if paper is not None:
-            printed, distance = paper.printed, f"{self.ours - paper.value:+.2f}"
+            printed = paper.printed
+            distance = f"{self.ours - paper.value:+.2f}"
             if self.deviation > 0:
                 z_score = f"{(self.ours - paper.value) / self.deviation:+.1f}"
         verdict = "" if self.expected is None else "ok" if self.ok else "FAIL"
@@ -76,13 +78,14 @@ def scored(judged: JudgedSet) -> dict[str, list[Scored]]:
     scores: dict[str, list[Scored]] = {}
     for name in METRICS:
         scores |= SetScorer(judged).score(capeval_core.load(name))
-    return {{v: k for k, v in OURS.items()}.get(label, label): runs for label, runs in scores.items()}
+    label_of = {label: name for name, label in OURS.items()}
+    return {label_of.get(label, label): runs for label, runs in scores.items()}
 
 
 def stored(judged: JudgedSet, path: Path, labels: tuple[str, ...]) -> dict[str, list[Scored]]:
     """These rows of a file of scores, where it is there."""
-    found = read_scores(path, judged) if path.exists() else {}
-    return {label: runs for label, runs in found.items() if label in labels}
+    scores = read_scores(path, judged) if path.exists() else {}
+    return {label: runs for label, runs in scores.items() if label in labels}
 
 
 def taus(name: str, folder: Path, expected: Mapping[str, Any]) -> Iterator[Line]:
@@ -101,13 +104,14 @@ def taus(name: str, folder: Path, expected: Mapping[str, Any]) -> Iterator[Line]
 
 def pascal(name: str, folder: Path, expected: Mapping[str, Any]) -> Iterator[Line]:
     judged = load_set(name, folder)
-    of_draws, means = expected["recomputed_per_draw"], expected["recomputed_mean_of_five_draws_from_50"]
+    of_draws = expected["recomputed_per_draw"]
+    means = expected["recomputed_mean_of_five_draws_from_50"]
     for label, runs in scored(judged).items():
         cells = judged.cells(runs, None)
-        known = [draw.get(label) for draw in of_draws]
+        expected_of_draws = [draw.get(label) for draw in of_draws]
         for column, cell in cells.items():
             key = "Mean" if column == "mean" else column
-            for number, (value, draw) in enumerate(zip(cell.runs, known, strict=True), start=1):
+            for number, (value, draw) in enumerate(zip(cell.runs, expected_of_draws, strict=True), start=1):
                 if draw is not None:
                     yield Line(f"{name}, draw {number}", label, column, 100 * value, draw[key])
             mean = means[label]["mean"][key] if label in means else None
@@ -120,9 +124,9 @@ def pascal(name: str, folder: Path, expected: Mapping[str, Any]) -> Iterator[Lin
         of_label = recomputed.get(label, {})
         for column, cell in fixed.cells(runs, None).items():
             yield Line(f"{name}, released references", label, column, 100 * cell.value, of_label.get(column))
-    own = load_set(name, folder, draws="fixed", labels="label_fleur_run")
-    for label, runs in stored(own, folder / "scores_references5.npz", ("FLEUR",)).items():
-        for column, cell in own.cells(runs, None).items():
+    fleur_set = load_set(name, folder, draws="fixed", labels="label_fleur_run")
+    for label, runs in stored(fleur_set, folder / "scores_references5.npz", ("FLEUR",)).items():
+        for column, cell in fleur_set.cells(runs, None).items():
             value = expected["FLEUR_with_its_own_labels"][column]
             yield Line(f"{name}, FLEUR's labels", label, column, 100 * cell.value, value)
 
@@ -223,11 +227,14 @@ def main() -> int:
             continue
         text += [f"| {' | '.join(line.cells())} |" for line in lines]
         of_set = [line for line in lines if line.expected is not None]
-        wrong = [line for line in of_set if not line.ok]
-        failed, compared = failed + len(wrong), compared + len(of_set)
+        failed_lines = [line for line in of_set if not line.ok]
+        failed += len(failed_lines)
+        compared += len(of_set)
         seconds = time.perf_counter() - start
         print(
-            f"{name}: {len(of_set)} compared, {len(wrong)} FAIL, {seconds:.0f} s", file=sys.stderr, flush=True
+            f"{name}: {len(of_set)} compared, {len(failed_lines)} FAIL, {seconds:.0f} s",
+            file=sys.stderr,
+            flush=True,
         )
     text.append(f"\n{compared} numbers compared, {failed} FAIL.")
     output = "\n".join(text) + "\n"

@@ -26,7 +26,8 @@ from capeval_core.encoders.tokenizers import ClipTokenizer
 from tools.captions import facts_of, wrong_fact
 from tools.scenes import draw, sample_crowd
 
-LENGTH, EDGES = 248, (1, 25, 49, 73, 98, 123, 148, 173, 198, 223, 248)
+LENGTH = 248
+EDGES = (1, 25, 49, 73, 98, 123, 148, 173, 198, 223, 248)
 """Where ranges of tokens begin; `pacs`, which reads a prompt of three, sees none from token 73 on."""
 FOILS = 5
 
@@ -42,7 +43,9 @@ class Trial(NamedTuple):
 
 def trials_of(scenes: int, rng: np.random.Generator) -> tuple[list[Image.Image], list[Trial]]:
     """Drawn crowds, and some trials of each, spread over its caption."""
-    tokenizer, images, trials = ClipTokenizer(10_000), [], list[Trial]()
+    tokenizer = ClipTokenizer(10_000)
+    images = []
+    trials = list[Trial]()
     for image in range(scenes):
         scene = sample_crowd(rng, int(rng.integers(8, 41, 2).max()))
         images.append(draw(scene, 224))
@@ -54,27 +57,28 @@ def trials_of(scenes: int, rng: np.random.Generator) -> tuple[list[Image.Image],
             false = [*facts[:place], wrong_fact(scene, facts[place], rng), *facts[place + 1 :]]
             trial = Trial(image, ", ".join(facts), ", ".join(false), 0)
             ids = zip(*tokenizer.encode([trial.true, trial.false]).ids, strict=False)
-            differing = [token for token, (one, other) in enumerate(ids) if one != other]
+            differing = [token for token, (true_id, false_id) in enumerate(ids) if true_id != false_id]
             if differing:  # else nothing about this object would be wrong
                 trials.append(trial._replace(token=differing[0]))
     return images, trials
 
 
 def accuracies(name: str, images: list[Image.Image], trials: list[Trial]) -> tuple[list[list[str]], float]:
-    """For each range of tokens how often the true caption wins, how many cosines are equal to
-    the bit; and the mean share of words that were read."""
+    """For each range of tokens the shares of won and of bit-equal pairs, in %; the mean share of words that
+    were read."""
     metric = capeval_core.load(name, weights="tiny", device="cpu")
-    shown = [images[trial.image] for trial in trials]
+    images_of_trials = [images[trial.image] for trial in trials]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what was not seen, which is the subject here
-        true, false = (metric.score([own[i] for own in trials], shown) for i in (1, 2))
+        true = metric.score([trial.true for trial in trials], images_of_trials)
+        false = metric.score([trial.false for trial in trials], images_of_trials)
     difference = np.array(true.parts["cosine"]) - np.array(false.parts["cosine"])
     ranges = np.digitize([trial.token for trial in trials], EDGES)
     cells = []
     for number in range(1, len(EDGES)):
-        own = difference[ranges == number]
-        won = 100 * np.mean((own > 0) + 0.5 * (own == 0))
-        cells.append([f"{won:.1f}%", f"{100 * np.mean(own == 0):.0f}%"])
+        in_range = difference[ranges == number]
+        won = 100 * np.mean((in_range > 0) + 0.5 * (in_range == 0))
+        cells.append([f"{won:.1f}%", f"{100 * np.mean(in_range == 0):.0f}%"])
     return cells, float(np.mean(true.parts["coverage"]))
 
 
@@ -86,29 +90,31 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--metrics", nargs="+", default=["pacs", "specs"])
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    images, trials = trials_of(given.scenes, np.random.default_rng([given.seed, 248]))
-    found = {name: accuracies(name, images, trials) for name in given.metrics}
+    flags = parser.parse_args()
+    images, trials = trials_of(flags.scenes, np.random.default_rng([flags.seed, 248]))
+    results = {name: accuracies(name, images, trials) for name in flags.metrics}
     counts = np.bincount(np.digitize([trial.token for trial in trials], EDGES), minlength=len(EDGES) + 1)
-    heads = [f"{name} | equal" for name in found]
+    heads = [f"{name} | equal" for name in results]
     lines = [
         "# One wrong fact in a long caption",
         "",
         f"{datetime.date.today()}, Python {platform.python_version()}, torch {torch.__version__}, packaged "
-        f"models; {len(trials):,} captions of {given.scenes} crowds; see `benchmarks/long_scenes.py`.",
+        f"models; {len(trials):,} captions of {flags.scenes} crowds; see `benchmarks/long_scenes.py`.",
         "",
-        *(f"`{name}` read {coverage:.1%} of the words.  " for name, (_, coverage) in found.items()),
+        *(f"`{name}` read {coverage:.1%} of the words.  " for name, (_, coverage) in results.items()),
         "",
         "| wrong at token | captions | " + " | ".join(heads) + " |",
-        "|---" * (2 + 2 * len(found)) + "|",
+        "|---" * (2 + 2 * len(results)) + "|",
     ]
     for number, (first, end) in enumerate(pairwise(EDGES)):
-        cells = [cell for own, _ in found.values() for cell in own[number]]
+        cells = []
+        for cells_of_metric, _ in results.values():
+            cells += cells_of_metric[number]
         lines.append(f"| {first} to {end - 1} | {counts[number + 1]} | " + " | ".join(cells) + " |")
     text = "\n".join(lines) + "\n"
     print(text, end="")
-    if given.out:
-        given.out.write_text(text, encoding="utf-8")
+    if flags.out:
+        flags.out.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

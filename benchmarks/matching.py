@@ -50,26 +50,27 @@ class Workload:
         group = shape.partners * shape.readers
         x_of_pair = number // group * shape.readers + number % group // shape.partners
         y_of_pair = number // group * shape.partners + number % shape.partners
-        sizes = [
-            rng.integers(low, high + 1, int(chosen.max()) + 1)
-            for (low, high), chosen in ((shape.x, x_of_pair), (shape.y, y_of_pair))
-        ]
+        sizes = []
+        for (low, high), set_of_pair in ((shape.x, x_of_pair), (shape.y, y_of_pair)):
+            sizes.append(rng.integers(low, high + 1, int(set_of_pair.max()) + 1))
         # Not around 0: where all cosines are positive, padding does not change the maxima.
         rows = (torch.randn(int(lengths.sum()), width, device=device).add_(1) for lengths in sizes)
         return cls(*rows, *(torch.from_numpy(values) for values in (*sizes, x_of_pair, y_of_pair)))
 
     def sets(self) -> tuple[list[Tensor], list[Tensor]]:
         """The rows of both sides of each pair, none of them copied."""
-        x, y = self.x.split(self.x_lengths.tolist()), self.y.split(self.y_lengths.tolist())
+        x = self.x.split(self.x_lengths.tolist())
+        y = self.y.split(self.y_lengths.tolist())
         return [x[i] for i in self.x_of_pair.tolist()], [y[j] for j in self.y_of_pair.tolist()]
 
 
 def padded(work: Workload) -> Tensor:
     """(pairs, 3) as the scripts do it; padding is all ones, since an all-zero row would give NaN there."""
-    found = []
+    values = []
     x, y = work.sets()
     for start in range(0, len(x), BATCH):
-        sides, masks = [], []
+        sides = []
+        masks = []
         for rows in (x[start : start + BATCH], y[start : start + BATCH]):
             side = pad_sequence(rows, batch_first=True, padding_value=1.0)
             sides.append(side.div_(torch.norm(side, dim=-1).unsqueeze(-1)))
@@ -80,8 +81,8 @@ def padded(work: Workload) -> Tensor:
         weights = [mask / mask.sum(dim=1, keepdim=True) for mask in masks]
         precision = (similarity.max(dim=2)[0] * weights[0]).sum(dim=1)
         recall = (similarity.max(dim=1)[0] * weights[1]).sum(dim=1)
-        found.append(torch.stack([precision, recall, 2 * precision * recall / (precision + recall)], dim=1))
-    return torch.cat(found)
+        values.append(torch.stack([precision, recall, 2 * precision * recall / (precision + recall)], dim=1))
+    return torch.cat(values)
 
 
 def case(device: str, name: str) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
@@ -90,7 +91,7 @@ def case(device: str, name: str) -> tuple[Callable[[], Tensor], Callable[[], Ten
 
     def ours() -> Tensor:
         lengths = work.x_lengths, work.y_lengths
-        found = greedy_match(work.x, work.y, *lengths, x_of_pair=work.x_of_pair, y_of_pair=work.y_of_pair)
-        return torch.stack([found.precision, found.recall, found.f], dim=1)
+        matches = greedy_match(work.x, work.y, *lengths, x_of_pair=work.x_of_pair, y_of_pair=work.y_of_pair)
+        return torch.stack([matches.precision, matches.recall, matches.f], dim=1)
 
     return ours, lambda: padded(work)

@@ -40,18 +40,23 @@ PARTS = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr")
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds, and what it gave."""
+    """Seconds of some work, and its result."""
     start = time.perf_counter()
-    given = work()
-    return time.perf_counter() - start, given
+    result = work()
+    return time.perf_counter() - start, result
 
 
 def described_scenes(images: int, seed: int = 0) -> tuple[dict[str, list[str]], dict[str, str]]:
     """Five references and a caption of each of so many drawn scenes."""
     rng = np.random.default_rng(seed)
     scenes = [sample_scene(rng) for _ in range(images)]
-    texts = {str(i): [describe(scene, rng) for _ in range(6)] for i, scene in enumerate(scenes)}
-    return {key: row[1:] for key, row in texts.items()}, {key: row[0] for key, row in texts.items()}
+    references = {}
+    captions = {}
+    for i, scene in enumerate(scenes):
+        caption, *texts = [describe(scene, rng) for _ in range(6)]
+        references[str(i)] = texts
+        captions[str(i)] = caption
+    return references, captions
 
 
 def theirs(gts: Texts, res: Texts) -> dict[str, Any]:
@@ -61,15 +66,22 @@ def theirs(gts: Texts, res: Texts) -> dict[str, Any]:
     from pycocoevalcap.rouge.rouge import Rouge
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
-    tokenize = PTBTokenizer().tokenize
-    references, captions = (
-        tokenize({k: [{"caption": t} for t in row] for k, row in d.items()}) for d in (gts, res)
-    )
+    tokenizer = PTBTokenizer()
+
+    def tokenized(texts: Texts) -> dict[str, list[str]]:
+        annotations = {}
+        for image_id, row in texts.items():
+            annotations[image_id] = [{"caption": text} for text in row]
+        tokens: dict[str, list[str]] = tokenizer.tokenize(annotations)
+        return tokens
+
+    references = tokenized(gts)
+    captions = tokenized(res)
     values, scores = Bleu(4).compute_score(references, captions, verbose=0)
-    found = {name: (values[n], np.array(scores[n])) for n, name in enumerate(PARTS[:4])}
-    found["ROUGE_L"] = Rouge().compute_score(references, captions)
-    found["CIDEr"] = Cider().compute_score(references, captions)
-    return {"references": references, "captions": captions, "found": found}
+    numbers = {name: (values[n], np.array(scores[n])) for n, name in enumerate(PARTS[:4])}
+    numbers["ROUGE_L"] = Rouge().compute_score(references, captions)
+    numbers["CIDEr"] = Cider().compute_score(references, captions)
+    return {"references": references, "captions": captions, "numbers": numbers}
 
 
 def ours(gts: Texts, res: Texts) -> None:
@@ -85,24 +97,24 @@ def ours(gts: Texts, res: Texts) -> None:
 def report(system: str, gts: Texts, res: Texts, repeats: int) -> list[str]:
     """Lines of Markdown about one system."""
     times: list[tuple[float, float]] = []
-    given: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
     for _ in range(repeats):  # in turn, since other programs may run beside
         with Path(os.devnull).open("w") as nowhere, silent(nowhere.fileno()):
-            seconds, given = timed(lambda: theirs(gts, res))
+            seconds, outputs = timed(lambda: theirs(gts, res))
         times.append((seconds, timed(lambda: ours(gts, res))[0]))
-    seconds, own = (min(column) for column in zip(*times, strict=True))
+    seconds, our_seconds = (min(column) for column in zip(*times, strict=True))
     scores = CocoScores(gts, res)
-    found: dict[str, tuple[float, Any]] = given["found"]
+    numbers: dict[str, tuple[float, Any]] = outputs["numbers"]
     lines = [
         f"## {system}: {len(res):,} captions, {sum(map(len, gts.values())):,} references",
         "",
-        f"pycocoevalcap {seconds:.2f} s, ours {own:.2f} s: **{seconds / own:.1f} times**",
+        f"pycocoevalcap {seconds:.2f} s, ours {our_seconds:.2f} s: **{seconds / our_seconds:.1f} times**",
         "",
         "| | pycocoevalcap | ours | difference of the value | largest of one caption |",
         "| --- | --- | --- | --- | --- |",
     ]
     for name in PARTS:
-        value, each = found[name]
+        value, each = numbers[name]
         apart = float(np.abs(scores.arrays[name] - each).max())
         mine = scores.eval[name]
         lines.append(f"| {name} | {value:.5f} | {mine:.5f} | {abs(mine - value):.1e} | {apart:.1e} |")
@@ -114,14 +126,14 @@ def report(system: str, gts: Texts, res: Texts, repeats: int) -> list[str]:
 @contextlib.contextmanager
 def silent(nowhere: int) -> Any:
     """Without what programs in Java write to the terminal."""
-    kept = os.dup(2)
+    stderr = os.dup(2)
     os.dup2(nowhere, 2)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 def main() -> None:
@@ -131,15 +143,15 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=5000, help="drawn scenes, where no files are given")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    flags = parser.parse_args()
     check_java(["METEOR"])
     read: Callable[[Path], Any] = lambda path: json.loads(path.read_text(encoding="utf-8"))  # noqa: E731
-    if given.references is None:
-        gts, captions = described_scenes(given.images)
+    if flags.references is None:
+        gts, captions = described_scenes(flags.images)
         systems = {"drawn scenes": captions}
     else:
-        gts = read(given.references)
-        systems = {path.stem: read(path) for path in given.candidates}
+        gts = read(flags.references)
+        systems = {path.stem: read(path) for path in flags.candidates}
     lines = [
         "# BLEU, ROUGE-L and CIDEr beside pycocoevalcap",
         "",
@@ -148,11 +160,11 @@ def main() -> None:
         "",
     ]
     for system, captions in systems.items():
-        lines += report(system, gts, {key: [captions[key]] for key in gts}, given.repeats)
+        lines += report(system, gts, {key: [captions[key]] for key in gts}, flags.repeats)
     text = "\n".join(lines).rstrip() + "\n"
     print(text, end="")
-    if given.out:
-        given.out.write_text(text, encoding="utf-8")
+    if flags.out:
+        flags.out.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

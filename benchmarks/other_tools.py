@@ -57,7 +57,8 @@ def clip_model(dtype: torch.dtype = torch.float32) -> Any:
 
     encoder: Any = capeval_core.load("pacs", weights="tiny").encoder
     sizes = encoder.config["architecture"]
-    vision, text = sizes["vision"], sizes["text"]
+    vision = sizes["vision"]
+    text = sizes["text"]
     common = {"hidden_act": encoder.config["activation"], "projection_dim": sizes["embed_dim"]}
     config = CLIPConfig(
         text_config={
@@ -88,9 +89,9 @@ def clip_model(dtype: torch.dtype = torch.float32) -> Any:
 
 def _renamed(tensors: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tensors of open_clip's names by those of transformers."""
-    found = {"logit_scale": tensors["logit_scale"]}
-    found["text_projection.weight"] = tensors["text_projection"].T
-    found["visual_projection.weight"] = tensors["visual.proj"].T
+    renamed = {"logit_scale": tensors["logit_scale"]}
+    renamed["text_projection.weight"] = tensors["text_projection"].T
+    renamed["visual_projection.weight"] = tensors["visual.proj"].T
     sides = {"text_model": "", "vision_model": "visual."}
     for side, prefix in sides.items():
         for name in (name for name in theirs if name.startswith(f"{side}.encoder.layers.")):
@@ -99,7 +100,7 @@ def _renamed(tensors: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) 
             kind = part.rpartition(".")[2]
             if ".self_attn." in f".{part}" and "out_proj" not in part:
                 place = ("q_proj", "k_proj", "v_proj").index(part.split(".")[1])
-                found[name] = tensors[f"{block}.attn.in_proj_{kind}"].chunk(3)[place]
+                renamed[name] = tensors[f"{block}.attn.in_proj_{kind}"].chunk(3)[place]
                 continue
             for theirs_part, ours in (
                 ("self_attn.out_proj", "attn.out_proj"),
@@ -109,7 +110,7 @@ def _renamed(tensors: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) 
                 ("mlp.fc2", "mlp.c_proj"),
             ):
                 if part.startswith(theirs_part):
-                    found[name] = tensors[f"{block}.{ours}.{kind}"]
+                    renamed[name] = tensors[f"{block}.{ours}.{kind}"]
     names = {
         "text_model.embeddings.token_embedding.weight": "token_embedding.weight",
         "text_model.embeddings.position_embedding.weight": "positional_embedding",
@@ -123,9 +124,9 @@ def _renamed(tensors: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) 
         "vision_model.post_layernorm.weight": "visual.ln_post.weight",
         "vision_model.post_layernorm.bias": "visual.ln_post.bias",
     }
-    found |= {name: tensors[ours] for name, ours in names.items()}
+    renamed |= {name: tensors[ours] for name, ours in names.items()}
     buffers = {name: tensor for name, tensor in theirs.items() if name.endswith("position_ids")}
-    return {name: tensor.clone() for name, tensor in (found | buffers).items()}
+    return {name: tensor.clone() for name, tensor in (renamed | buffers).items()}
 
 
 def image_processor(fast: bool) -> Any:
@@ -134,8 +135,8 @@ def image_processor(fast: bool) -> Any:
     encoder: Any = capeval_core.load("pacs", weights="tiny").encoder
     size = encoder.preprocessing.image_size
     crop = {"height": size, "width": size}
-    made: Any = CLIPImageProcessor if fast else CLIPImageProcessorPil
-    return made(size={"shortest_edge": size}, crop_size=crop)
+    processor: Any = CLIPImageProcessor if fast else CLIPImageProcessorPil
+    return processor(size={"shortest_edge": size}, crop_size=crop)
 
 
 def pixels_of(images: Sequence[Any], fast: bool) -> torch.Tensor:
@@ -165,8 +166,8 @@ def unit(features: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def image_features(pixels: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """(n, d) of normalised pixels, by transformers' model."""
-    found = clip_model(dtype).get_image_features(pixel_values=pixels.to(dtype))
-    return getattr(found, "pooler_output", found)
+    output = clip_model(dtype).get_image_features(pixel_values=pixels.to(dtype))
+    return getattr(output, "pooler_output", output)
 
 
 @torch.no_grad()
@@ -176,8 +177,8 @@ def text_features(
     """(n, d) of texts, by transformers' tokenizer and model; cut: by the tokenizer, which keeps the end."""
     tokens = tokenizer()(list(texts), return_tensors="pt", padding=True, truncation=cut, max_length=77)
     tokens = {name: ids[:, :77] for name, ids in tokens.items()}
-    found = clip_model(dtype).get_text_features(**tokens)
-    return getattr(found, "pooler_output", found)
+    output = clip_model(dtype).get_text_features(**tokens)
+    return getattr(output, "pooler_output", output)
 
 
 class Unwrapped(torch.nn.Module):
@@ -193,8 +194,8 @@ class Unwrapped(torch.nn.Module):
         return image_features(pixel_values)
 
     def get_text_features(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        found = clip_model().get_text_features(input_ids, attention_mask)
-        return getattr(found, "pooler_output", found)
+        output = clip_model().get_text_features(input_ids, attention_mask)
+        return getattr(output, "pooler_output", output)
 
 
 def of_torchmetrics(images: Sequence[torch.Tensor], captions: Sequence[str], fast: bool) -> list[float]:
@@ -218,9 +219,9 @@ def as_tensor(image: Any) -> torch.Tensor:
 
 
 def main() -> None:
-    """Numbers of the known cases on pictures of odd sizes, and with which versions they were made."""
-    known = json.loads(KNOWN.read_text())
-    captions = known["captions"]
+    """Numbers of the content cases on pictures of odd sizes, and with which versions they were made."""
+    content = json.loads(KNOWN.read_text())
+    captions = content["captions"]
     paths = odd_pictures(Path(tempfile.mkdtemp()))
     images = [Image.open(path) for path in paths]
     metric: Any = capeval_core.load("clips", weights="tiny")
@@ -228,7 +229,7 @@ def main() -> None:
     plain = unit(text_features(captions))
     processed = {fast: unit(image_features(pixels_of(images, fast))) for fast in (True, False)}
     tensors = [as_tensor(path) for path in paths]
-    known["odd"] = {
+    odd = {
         "transformers, torchvision": 2.5 * (processed[True] * texts).sum(1).clamp(min=0),
         "transformers, Pillow": 2.5 * (processed[False] * texts).sum(1).clamp(min=0),
         "logits of transformers' CLIPModel": 100 * (processed[True] * plain).sum(1),
@@ -236,12 +237,12 @@ def main() -> None:
         "torchmetrics' CLIPScore": of_torchmetrics(tensors, captions, fast=True),
         "torchmetrics' CLIPScore, transformers 4": of_torchmetrics(tensors, captions, fast=False),
     }
-    known["odd"] = {
-        name: [float(f"{score:.8g}") for score in scores] for name, scores in known["odd"].items()
-    }
+    content["odd"] = {}
+    for name, scores in odd.items():
+        content["odd"][name] = [float(f"{score:.8g}") for score in scores]
     packages = ("torch", "torchvision", "transformers", "torchmetrics", "pillow")
-    known["odd versions"] = {name: version(name) for name in packages}
-    KNOWN.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n")
+    content["odd versions"] = {name: version(name) for name in packages}
+    KNOWN.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

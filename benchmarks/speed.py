@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from functools import cache
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +67,14 @@ class OpenClip:
         from safetensors.torch import load_file
 
         config = json.loads((folder / "config.json").read_text())
-        sizes, scaling = config["architecture"], config["preprocessing"]
+        sizes = config["architecture"]
+        scaling = config["preprocessing"]
         self.model = open_clip.model.CLIP(sizes["embed_dim"], sizes["vision"], sizes["text"], quick_gelu=True)
         self.model.load_state_dict(load_file(folder / "model.safetensors"))
         self.model.eval().to(device)
         self.transform = open_clip.image_transform(224, False, scaling["mean"], scaling["std"])
-        self.tokenize, self.device = open_clip.tokenizer.SimpleTokenizer(), device
+        self.tokenize = open_clip.tokenizer.SimpleTokenizer()
+        self.device = device
 
     def texts(self, texts: Sequence[str]) -> torch.Tensor:
         tokens = self.tokenize(prompted(texts)).to(self.device)
@@ -87,22 +91,25 @@ def clip(name: str) -> Callable[[Path, str], Ways]:
     """The plain way encodes every row's image and references again, with texts padded to 77 tokens."""
 
     def make(folder: Path, device: str) -> Ways:
-        work, weights = make_workload(folder, 0.02), make_weights("ViT-B-32", folder)
-        shown, references = ([own[i] for i in work.owner] for own in (work.images, work.references))
-        other, referenced = OpenClip(weights, device), name == "refpacs"
+        work = make_workload(folder, 0.02)
+        weights = make_weights("ViT-B-32", folder)
+        images = [work.images[i] for i in work.owner]
+        references = [work.references[i] for i in work.owner]
+        plain_clip = OpenClip(weights, device)
+        referenced = name == "refpacs"
 
         def ours() -> Any:
             metric = capeval_core.load(name, weights=weights, device=device, cache=FeatureCache())
-            return metric.score(work.captions, shown, references if referenced else None).scores
+            return metric.score(work.captions, images, references if referenced else None).scores
 
         @torch.inference_mode()
         def plain() -> Any:
             scores = []
-            for row in range(0, len(shown), 32):
-                captions = other.texts(work.captions[row : row + 32])
-                pac = 2 * (other.images(shown[row : row + 32]) * captions).sum(-1).clamp(min=0)
-                for k, own in enumerate(references[row : row + 32] if referenced else ()):
-                    nearest = (other.texts(own) @ captions[k]).max().clamp(min=0)
+            for row in range(0, len(images), 32):
+                captions = plain_clip.texts(work.captions[row : row + 32])
+                pac = 2 * (plain_clip.images(images[row : row + 32]) * captions).sum(-1).clamp(min=0)
+                for k, references_of_caption in enumerate(references[row : row + 32] if referenced else ()):
+                    nearest = (plain_clip.texts(references_of_caption) @ captions[k]).max().clamp(min=0)
                     scores.append(float(2 * pac[k] * nearest / (pac[k] + nearest).clamp(min=1e-9)))
                 scores += [] if referenced else pac.tolist()
             return scores
@@ -113,24 +120,28 @@ def clip(name: str) -> Callable[[Path, str], Ways]:
 
 
 def texts(folder: Path, device: str) -> Ways:
-    work, weights = make_workload(folder, 0.1), make_weights("ViT-B-32", folder)
-    every, other = distinct(work), OpenClip(weights, device)
+    work = make_workload(folder, 0.1)
+    weights = make_weights("ViT-B-32", folder)
+    captions = distinct(work)
+    plain_clip = OpenClip(weights, device)
     encoder = capeval_core.load("pacs", weights=weights, device=device, cache=FeatureCache(0)).encoder
 
     def ours() -> Any:
-        features = encoder.encode_texts(prompted(every), cache=FeatureCache(0)).features
+        features = encoder.encode_texts(prompted(captions), cache=FeatureCache(0)).features
         return features / np.linalg.norm(features, axis=1, keepdims=True)
 
     @torch.inference_mode()
     def plain() -> Any:
-        return torch.cat([other.texts(every[row : row + 64]) for row in range(0, len(every), 64)])
+        batches = [captions[row : row + 64] for row in range(0, len(captions), 64)]
+        return torch.cat(list(map(plain_clip.texts, batches)))
 
     return ours, plain
 
 
 def in_bfloat16(folder: Path, device: str) -> Ways:
     """Here the plain way is the same network in float32; features differ by the rounding of bfloat16."""
-    work, weights = make_workload(folder, 0.1), make_weights("ViT-B-32", folder)
+    work = make_workload(folder, 0.1)
+    weights = make_weights("ViT-B-32", folder)
     opened = [
         capeval_core.load("pacs", weights=weights, device=device, dtype=dtype, cache=FeatureCache(0)).encoder
         for dtype in ("bfloat16", "float32")
@@ -148,7 +159,7 @@ def in_bfloat16(folder: Path, device: str) -> Ways:
 
 
 def distinct(work: Workload) -> list[str]:
-    return [*work.captions, *(text for own in work.references for text in own)]
+    return [*work.captions, *chain.from_iterable(work.references)]
 
 
 def evaluate_module(folder: Path, device: str) -> Ways:
@@ -179,7 +190,9 @@ def eco(folder: Path, device: str) -> Ways:
 
     rng = np.random.default_rng(0)
     scenes = [sample_scene(rng) for _ in range(100)]
-    pools = [[describe(scene, rng) for _ in range(60)] for scene in scenes]
+    pools = []
+    for scene in scenes:
+        pools.append([describe(scene, rng) for _ in range(60)])
 
     def plain() -> Any:
         scores = []
@@ -208,14 +221,15 @@ def resamples(folder: Path, device: str) -> Ways:
 
     def ours() -> Any:
         rows = WeightedRows(scores, ratings)
-        return [rows.coefficients(own, ("tau_b", "tau_c")) for own in weights]
+        return [rows.coefficients(counts, ("tau_b", "tau_c")) for counts in weights]
 
     def plain() -> Any:
-        found = []
-        for own in weights:
-            x, y = np.repeat(scores, own), np.repeat(ratings, own)
-            found.append([kendalltau(x, y, variant=variant).statistic for variant in "bc"])
-        return found
+        coefficients = []
+        for counts in weights:
+            x = np.repeat(scores, counts)
+            y = np.repeat(ratings, counts)
+            coefficients.append([kendalltau(x, y, variant=variant).statistic for variant in "bc"])
+        return coefficients
 
     return ours, plain
 
@@ -275,12 +289,13 @@ def measure(name: str, device: str) -> dict[str, Any]:
     difference = float(np.abs(values[0] - values[1]).max())
     if not difference <= row.largest:
         raise SystemExit(f"{name}: both ways differ by {difference:.1e}, more than {row.largest:.0e}")
-    found = {"name": name, "about": row.about, "ours": ours, "plain": plain, "ratio": plain / ours}
-    found |= {"captions": row.captions} if row.captions else {}
+    numbers = {"name": name, "about": row.about, "ours": ours, "plain": plain, "ratio": plain / ours}
+    if row.captions:
+        numbers["captions"] = row.captions
     if name in PRODUCTS and not device.startswith("cuda"):
-        found["sgemm"] = sgemm_rate() / 1e9
-        found["share"] = operations / ours / 1e9 / found["sgemm"]
-    return {**found, "difference": difference, **machine(device)}
+        numbers["sgemm"] = sgemm_rate() / 1e9
+        numbers["share"] = operations / ours / 1e9 / numbers["sgemm"]
+    return {**numbers, "difference": difference, **machine(device)}
 
 
 def operations_of(way: Way) -> int:
@@ -329,7 +344,7 @@ def commit() -> str:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What the numbers depend on."""
+    """Everything that the numbers depend on."""
     return {
         "device": torch.cuda.get_device_name(device) if device.startswith("cuda") else processor(),
         "threads": torch.get_num_threads(),
@@ -357,15 +372,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ROWS)}; none: all")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=FILE, metavar="FILE")
-    given = parser.parse_args(arguments)
-    if commit().endswith("-dirty") and given.out == FILE:
+    flags = parser.parse_args(arguments)
+    if commit().endswith("-dirty") and flags.out == FILE:
         parser.error("rows that are stored are of a commit: commit your changes, or pass --out")
-    for name in given.names or ROWS:
-        row = measure(name, given.device)
+    key_of = itemgetter("name", "device", "threads")
+    for name in flags.names or ROWS:
+        row = measure(name, flags.device)
         print(f"{row['about']}: {row['ratio']:.2f} times as fast, {row['difference']:.1e} apart", flush=True)
-        same = [[one[key] for key in ("name", "device", "threads")] for one in (row,)]
-        kept = [one for one in read(given.out) if [one[k] for k in ("name", "device", "threads")] not in same]
-        given.out.write_text("".join(json.dumps(one) + "\n" for one in [*kept, row]))
+        rows = [stored_row for stored_row in read(flags.out) if key_of(stored_row) != key_of(row)]
+        flags.out.write_text("".join(json.dumps(line) + "\n" for line in [*rows, row]))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,10 @@ def workload(boxes: str) -> tuple[list[Any], list[list[str]]]:
     fewest, _, most = boxes.partition("-")
     rng = np.random.default_rng(0)
     images = [made_up_boxes(rng, int(rng.integers(int(fewest), int(most or fewest) + 1))) for _ in range(32)]
-    return images, [[" ".join(rng.choice(WORDS, rng.integers(6, 19))) for _ in range(4)] for _ in images]
+    captions = []
+    for _ in images:
+        captions.append([" ".join(rng.choice(WORDS, rng.integers(6, 19))) for _ in range(4)])
+    return images, captions
 
 
 def seeded(network: Any, device: str, **config: Any) -> Any:
@@ -76,11 +79,10 @@ def padded_batch(model: Uniter, pairs: Sequence[tuple[RegionInput, Ids]]) -> Any
         return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True).to(weight.device)
 
     ids = padded([ids for _, ids in pairs])
-    features, positions = (
-        padded([getattr(boxes, name) for boxes, _ in pairs]).to(weight.dtype)
-        for name in ("features", "positions")
-    )
-    texts, counts = [len(ids) for _, ids in pairs], [len(boxes.positions) for boxes, _ in pairs]
+    features = padded([boxes.features for boxes, _ in pairs]).to(weight.dtype)
+    positions = padded([boxes.positions for boxes, _ in pairs]).to(weight.dtype)
+    texts = [len(ids) for _, ids in pairs]
+    counts = [len(boxes.positions) for boxes, _ in pairs]
     length = max(map(sum, zip(texts, counts, strict=True)))
     gather = torch.arange(length).repeat(len(pairs), 1)
     for row, text, count in zip(gather, texts, counts, strict=True):
@@ -102,9 +104,10 @@ def padded_batch(model: Uniter, pairs: Sequence[tuple[RegionInput, Ids]]) -> Any
 
 
 def padded_layer(layer: Any, x: Tensor, mask: Tensor, heads: int) -> Tensor:
-    own = layer.attention.self
+    projections = layer.attention.self
     query, keys, values = (
-        part(x).view(*x.shape[:2], heads, -1).transpose(1, 2) for part in (own.query, own.key, own.value)
+        part(x).view(*x.shape[:2], heads, -1).transpose(1, 2)
+        for part in (projections.query, projections.key, projections.value)
     )
     weights = (query @ keys.transpose(-1, -2) / query.shape[-1] ** 0.5 + mask).softmax(-1)
     attended = (weights @ values).transpose(1, 2).flatten(2)

@@ -36,12 +36,16 @@ ARCHITECTURE: dict[str, Any] = {
     "visual_layers_before": [0, 1, 2, 3, 4, 5],
     "tasks": 20,
 }
-CONTEXT, TASK = 37, 7
+CONTEXT = 37
+TASK = 7
 
 
 def made_up_texts(rng: np.random.Generator, images: int, texts: int) -> list[list[str]]:
     """Texts of 8 to 15 words, so many of each image."""
-    return [[" ".join(rng.choice(WORDS, rng.integers(8, 16))) for _ in range(texts)] for _ in range(images)]
+    texts_of_images = []
+    for _ in range(images):
+        texts_of_images.append([" ".join(rng.choice(WORDS, rng.integers(8, 16))) for _ in range(texts)])
+    return texts_of_images
 
 
 def ours(
@@ -50,9 +54,10 @@ def ours(
     """(images * candidates,) F, averaged over references."""
     encoded = []
     features = encoder.token_features(map(boxes_of, images), texts, cache=FeatureCache(0))
-    for found, own in zip(features, texts, strict=True):
-        ids = encoder.tokenizer.encode(own).ids
-        rows = [EncodedText(*each) for each in zip(ids, found.features or [], found.on_device, strict=True)]
+    for text_features, texts_of_image in zip(features, texts, strict=True):
+        ids = encoder.tokenizer.encode(texts_of_image).ids
+        parts = zip(ids, text_features.features or [], text_features.on_device, strict=True)
+        rows = [EncodedText(*each) for each in parts]
         encoded += [[caption, *rows[candidates:]] for caption in rows[:candidates]]
     match = Matcher(encoder, encoded).words()
     f = f_score(match.precision.double().numpy(), match.recall.double().numpy())
@@ -65,19 +70,22 @@ def released(
 ) -> Any:
     """The same as the release computes it."""
     scores = []
-    for image, own in zip(images, texts, strict=True):
-        ids = encoder.tokenizer.encode(own).ids
+    for image, texts_of_image in zip(images, texts, strict=True):
+        ids = encoder.tokenizer.encode(texts_of_image).ids
         inputs = encoder.prepare_visual(boxes_of(image).load())
         boxes = [torch.from_numpy(part) for part in (inputs.features, inputs.locations)]
         for candidate in range(candidates):
-            chosen = [ids[candidate], *ids[candidates:]]
-            states = padded_pass(encoder.model, [part.to(encoder.device) for part in boxes], chosen)
-            words = [rows[encoder.words(text)].float() for rows, text in zip(states, chosen, strict=True)]
+            texts_to_compare = [ids[candidate], *ids[candidates:]]
+            states = padded_pass(encoder.model, [part.to(encoder.device) for part in boxes], texts_to_compare)
+            words = [
+                rows[encoder.words(text)].float() for rows, text in zip(states, texts_to_compare, strict=True)
+            ]
             unit = [rows / rows.norm(dim=1, keepdim=True) for rows in words]
             f = []
             for reference in unit[1:]:
                 cosines = unit[0] @ reference.T
-                precision, recall = cosines.max(dim=1).values.mean(), cosines.max(dim=0).values.mean()
+                precision = cosines.max(dim=1).values.mean()
+                recall = cosines.max(dim=0).values.mean()
                 f.append(2 * precision * recall / (precision + recall))
             scores.append(torch.stack(f).double().mean())
     return torch.stack(scores).cpu().numpy()
@@ -85,10 +93,11 @@ def released(
 
 def padded_pass(model: Vilbert, boxes: Sequence[Tensor], texts: Sequence[Sequence[int]]) -> Tensor:
     """(texts, rows, hidden) after the last co-attention block; the layers behind it run, too."""
-    device, dtype = model.device, model.text_pooler.weight.dtype
-    rows = [[*own, *[0] * (CONTEXT - len(own))] for own in texts]
+    device = model.device
+    dtype = model.text_pooler.weight.dtype
+    rows = [[*text, *[0] * (CONTEXT - len(text))] for text in texts]
     ids = torch.tensor(rows, device=device)
-    real = torch.arange(CONTEXT + 1) <= torch.tensor([[len(own)] for own in texts])
+    real = torch.arange(CONTEXT + 1) <= torch.tensor([[len(text)] for text in texts])
     mask = ((~real).to(device, dtype) * -10_000)[:, None, None]
     table = model.embeddings
     text = table.word_embeddings(ids) + table.position_embeddings.weight[:CONTEXT]
@@ -98,29 +107,32 @@ def padded_pass(model: Vilbert, boxes: Sequence[Tensor], texts: Sequence[Sequenc
     text = table.LayerNorm(torch.cat([text[:, :1], task, text[:, 1:]], dim=1))
     features, locations = (part.to(dtype).expand(len(texts), -1, -1) for part in boxes)
     visual = model.embed_regions(features, locations)
-    done = {"text": 0, "visual": 0}
+    layers_run = {"text": 0, "visual": 0}
 
     def run(stream: str, rows: Tensor, until: int) -> Tensor:
         layers: Any = model.text_layers if stream == "text" else model.visual_layers
-        for layer in layers[done[stream] : until]:
-            own = layer.attention.self
-            parts = own.query(rows), own.key(rows), own.value(rows)
+        for layer in layers[layers_run[stream] : until]:
+            projections = layer.attention.self
+            parts = projections.query(rows), projections.key(rows), projections.value(rows)
             attended = attention(*parts, model.heads[stream], mask if stream == "text" else None)
             rows = layer.feed_forward_chunk(layer.attention.output(attended, rows))
-        done[stream] = until
+        layers_run[stream] = until
         return rows
 
     blocks: list[Any] = list(model.co_layers)
     for block, text_until, visual_until in zip(blocks, *model.before.values(), strict=True):
-        text, visual = run("text", text, text_until), run("visual", visual, visual_until)
-        of_text, of_visual = block.text, block.visual
+        text = run("text", text, text_until)
+        visual = run("visual", visual, visual_until)
+        of_text = block.text
+        of_visual = block.visual
         for_text = attention(
             of_text.query(text), of_visual.key(visual), of_visual.value(visual), block.heads, None
         )
         for_visual = attention(
             of_visual.query(visual), of_text.key(text), of_text.value(text), block.heads, mask
         )
-        text, visual = merged(of_text, for_text, text), merged(of_visual, for_visual, visual)
+        text = merged(of_text, for_text, text)
+        visual = merged(of_visual, for_visual, visual)
     states = text
     run("visual", visual, len(model.visual_layers))
     run("text", text, len(model.text_layers))
@@ -145,8 +157,10 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, heads: int, mask: Ten
 def case(device: str, candidates: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """F of candidates of 2 images, of 100 boxes and 5 references each, by `token_features` and the loop."""
     settings = {"architecture": ARCHITECTURE, "context_length": CONTEXT, "task": TASK}
-    encoder, rng = seeded(VilbertEncoder, device, **settings), np.random.default_rng(0)
-    images, texts = [made_up_boxes(rng, 100) for _ in range(2)], made_up_texts(rng, 2, candidates + 5)
+    encoder = seeded(VilbertEncoder, device, **settings)
+    rng = np.random.default_rng(0)
+    images = [made_up_boxes(rng, 100) for _ in range(2)]
+    texts = made_up_texts(rng, 2, candidates + 5)
     return (
         lambda: ours(encoder, images, texts, candidates),
         lambda: released(encoder, images, texts, candidates),

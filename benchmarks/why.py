@@ -41,14 +41,18 @@ from tools.captions import describe
 from tools.exactness import RESULTS
 from tools.scenes import draw, sample_scene
 
-CAPTIONS, IMAGES, CASES, PAIRS, UNKNOWN = 300, 40, 200, 70, 50
+CAPTIONS = 300
+IMAGES = 40
+CASES = 200
+PAIRS = 70
+UNKNOWN = 50
 COLUMNS = ("captions", "images", "references")
 METRICS = ("refpacs", "bleu", "rougel", "ciderd")
 ENDS = (".", "", "!", ". It doesn't move.", ", seen from above.", " .")
-Given = dict[str, list[Any]]
+Inputs = dict[str, list[Any]]
 
 
-def inputs(folder: Path, rng: np.random.Generator) -> Given:
+def inputs(folder: Path, rng: np.random.Generator) -> Inputs:
     """Captions as people and models write them, JPEGs (some with EXIF, one broken), 2 to 6 references."""
     scenes = [sample_scene(rng) for _ in range(IMAGES)]
     paths = [folder / f"{rng.integers(10**6)}-{number}.jpg" for number in range(IMAGES)]
@@ -64,18 +68,28 @@ def inputs(folder: Path, rng: np.random.Generator) -> Given:
 
     owner = rng.integers(0, IMAGES, CAPTIONS).tolist()
     owner[8::31] = owner[7::31][: len(owner[8::31])]
-    references = [[text(scene) for _ in range(2 + number % 5)] for number, scene in enumerate(scenes)]
-    captions = [" " * (row % 9 == 0) + text(scenes[one]) for row, one in enumerate(owner)]
-    captions[::11] = [references[one][0] for one in owner[::11]]
-    captions[5::23] = [" and ".join(text(scenes[one]) for _ in range(14)) for one in owner[5::23]]
+
+    def texts(scene: Any, count: int) -> list[str]:
+        return [text(scene) for _ in range(count)]
+
+    references = [texts(scene, 2 + number % 5) for number, scene in enumerate(scenes)]
+    captions = []
+    for row, image in enumerate(owner):
+        blank = " " if row % 9 == 0 else ""
+        captions.append(blank + text(scenes[image]))
+    captions[::11] = [references[image][0] for image in owner[::11]]
+    captions[5::23] = [" and ".join(texts(scenes[image], 14)) for image in owner[5::23]]
     captions[8::31] = captions[7::31][: len(captions[8::31])]
-    columns: Given = {"images": paths, "references": references, "ids": [path.stem for path in paths]}
-    return {"captions": captions, **{name: [own[one] for one in owner] for name, own in columns.items()}}
+    columns: Inputs = {"images": paths, "references": references, "ids": [path.stem for path in paths]}
+    data: Inputs = {"captions": captions}
+    for name, values in columns.items():
+        data[name] = [values[image] for image in owner]
+    return data
 
 
-def arguments(metric: Any, given: Given) -> list[Any]:
-    wanted = (True, bool(metric.media), metric.needs_references)
-    return [given[name] if wants else None for name, wants in zip(COLUMNS, wanted, strict=True)]
+def arguments(metric: Any, data: Inputs) -> list[Any]:
+    is_needed = (True, bool(metric.media), metric.needs_references)
+    return [data[name] if needed else None for name, needed in zip(COLUMNS, is_needed, strict=True)]
 
 
 def opened(name: str, **options: Any) -> Any:
@@ -83,33 +97,43 @@ def opened(name: str, **options: Any) -> Any:
     return capeval_core.load(name, **tiny, **options)
 
 
-def searches(given: Given) -> list[Any]:
+def searches(data: Inputs) -> list[Any]:
     """A search for each metric, whose variants are computed once for all cases."""
-    found = list[Any]()
+    all_searches = list[Any]()
     for metric in (opened(name, on_error="nan") for name in METRICS):
-        found.append(Search(metric, metric.check(*arguments(metric, given)), given["ids"]))
-        found[-1].scored = cache(found[-1].scored)
-    return found
+        all_searches.append(Search(metric, metric.check(*arguments(metric, data)), data["ids"]))
+        all_searches[-1].scored = cache(all_searches[-1].scored)
+    return all_searches
 
 
 def differs(search: Any, variant: Any, of_set: bool) -> bool:
-    """Whether a variant changes the numbers at all, beside each variant that has fewer switches."""
-    own, fewer = search.scored(variant), [(), *((one,) for one in variant if len(variant) > 1)]
-    others = [search.scored(other) for other in fewer]
+    """True if a variant changes the numbers at all, next to each variant that has fewer switches."""
+    case = search.scored(variant)
+    fewer = [()]
+    if len(variant) > 1:
+        fewer += [(switch,) for switch in variant]
+    simpler_cases = [search.scored(simpler) for simpler in fewer]
     if of_set:
-        return all(abs(own.mean - other.mean) > 1e-9 for other in others)
-    return not any(np.allclose(own.scores, other.scores, 1e-5, 1e-5, equal_nan=True) for other in others)
+        return all(abs(case.mean - simpler.mean) > 1e-9 for simpler in simpler_cases)
+    return not any(
+        np.allclose(case.scores, simpler.scores, 1e-5, 1e-5, equal_nan=True) for simpler in simpler_cases
+    )
 
 
 def blind(all_searches: list[Any], rng: np.random.Generator) -> list[tuple[Any, Any]]:
     """Variants to guess: single ones, each switch once before any comes again, then pairs."""
-    singles = [(search, (one,)) for search in all_searches for one in search.switches]
-    singles = [own for own in singles if differs(*own, True) or differs(*own, False)]
-    shuffled, seen, again = [singles[i] for i in rng.permutation(len(singles))], set[str](), list[bool]()
-    for _, (one,) in shuffled:
-        again.append(one.name in seen)
-        seen.add(one.name)
-    cases = [shuffled[i] for i in np.argsort(again, kind="stable")][: CASES - PAIRS]
+    singles: list[tuple[Any, Any]] = []
+    for search in all_searches:
+        for switch in search.switches:
+            if differs(search, (switch,), True) or differs(search, (switch,), False):
+                singles.append((search, (switch,)))
+    shuffled = [singles[i] for i in rng.permutation(len(singles))]
+    names = set[str]()
+    is_repeated = list[bool]()
+    for _, (switch,) in shuffled:
+        is_repeated.append(switch.name in names)
+        names.add(switch.name)
+    cases = [shuffled[i] for i in np.argsort(is_repeated, kind="stable")][: CASES - PAIRS]
     while len(cases) < CASES:
         search = all_searches[rng.integers(len(all_searches))]
         places = sorted(rng.choice(len(search.switches), 2, replace=False))
@@ -143,58 +167,60 @@ def unknown(all_searches: list[Any]) -> list[tuple[Any, Any]]:
             changes += [(Step.ENCODED, lambda case, c=c: case.images(c, f"{id(c)}")) for c in pictures]
         changes += [(Step.SCORED, lambda case, c=c: case.with_scores(c(case.scores))) for c in scores]
         variants = [(Switch("", "", change, step, "", ""),) for step, change in changes]
-        cases.append([(search, own) for own in variants if differs(search, own, True)])
+        cases.append([(search, variant) for variant in variants if differs(search, variant, True)])
     mixed = itertools.chain.from_iterable(itertools.zip_longest(*cases))
     return list(filter(None, mixed))[:UNKNOWN]
 
 
-def faults(given: Given, folder: Path) -> Iterator[tuple[Any, ...]]:
-    """Name, stage, metric, a patch, other inputs and other options of 20 faults."""
+def faults(data: Inputs, folder: Path) -> Iterator[tuple[Any, ...]]:
+    """Name, stage, metric, a patch, replaced inputs and replaced options of 20 faults."""
 
-    def other(column: str, row: int, value: Any) -> tuple[Any, Given]:
-        return nullcontext(), {column: [*given[column][:row], value, *given[column][row + 1 :]]}
+    def replaced(column: str, row: int, value: Any) -> tuple[Any, Inputs]:
+        return nullcontext(), {column: [*data[column][:row], value, *data[column][row + 1 :]]}
 
     def patch(owner: Any, name: str, change: Callable[..., Any]) -> Any:
-        own = getattr(owner, name)
-        return mock.patch.object(owner, name, lambda *how, **options: change(own, *how, **options))
+        original = getattr(owner, name)
+        return mock.patch.object(owner, name, lambda *how, **options: change(original, *how, **options))
 
     def decoded(change: Callable[[Any], Any]) -> Any:
-        return patch(images, "_decode", lambda own, *how: change(own(*how)))
+        return patch(images, "_decode", lambda decode, *how: change(decode(*how)))
 
-    captions, paths, references, none = *(given[name] for name in COLUMNS), nullcontext()
+    captions, paths, references, none = *(data[name] for name in COLUMNS), nullcontext()
     scores = opened("pacs").score(captions, paths).scores
     row = next(row for row in range(4, len(scores)) if scores[row] > 0.5)  # not 0, whatever it shows
     encoder: Any = capeval_core.load("pacs", weights="tiny").encoder
     tensors = {name: tensor.clone() for name, tensor in encoder.model.state_dict().items()}
     tensors["text_projection"].view(-1).view(dtype=torch.int32)[7] ^= 1 << 24
-    config = {name: own for name, own in encoder.config.items() if name != "canary"}
+    config = {name: value for name, value in encoder.config.items() if name != "canary"}
     ClipEncoder(config, tensors, device="cpu").save_pretrained(folder / "flipped")
     Image.open(paths[row]).save(folder / "again.jpg", quality=60)
     Image.open(paths[row]).convert("RGB").transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(
         folder / "mirrored.png"
     )
-    square, swapped = (
-        partial(patch, preprocessing, "square_pixels"),
-        [captions[1], captions[0], *captions[2:]],
-    )
+    square = partial(patch, preprocessing, "square_pixels")
+    swapped = [captions[1], captions[0], *captions[2:]]
     brighter = decoded(lambda image: image.point(lambda value: min(value + 2, 255)))
-    bilinear = square(lambda own, image, n, method: own(image, n, Image.Resampling.BILINEAR))
+    bilinear = square(lambda original, image, n, method: original(image, n, Image.Resampling.BILINEAR))
     turned = square(
-        lambda own, image, *how: (
-            own(image.transpose(Image.Transpose.TRANSPOSE), *how).transpose(0, 2, 1).copy()
+        lambda original, image, *how: (
+            original(image.transpose(Image.Transpose.TRANSPOSE), *how).transpose(0, 2, 1).copy()
         )
     )
-    split = patch(ClipTokenizer, "encode", lambda own, self, texts: own(self, [f"{text}." for text in texts]))
-    formula = patch(pac, "ref_pac_score", lambda own, *parts, released: own(*parts) * 1.01)
-    yield "an edited caption", "caption", "refpacs", *other("captions", 3, "A dog.")
-    yield "a caption cut", "caption", "pacs", *other("captions", 5, captions[5][:9])
+
+    def encode_with_stops(encode: Any, self: Any, texts: Sequence[str]) -> Any:
+        return encode(self, [f"{text}." for text in texts])
+
+    split = patch(ClipTokenizer, "encode", encode_with_stops)
+    formula = patch(pac, "ref_pac_score", lambda original, *parts, released: original(*parts) * 1.01)
+    yield "an edited caption", "caption", "refpacs", *replaced("captions", 3, "A dog.")
+    yield "a caption cut", "caption", "pacs", *replaced("captions", 5, captions[5][:9])
     yield "two captions swapped", "caption", "rougel", none, {"captions": swapped}
-    yield "an edited reference", "references", "refpacs", *other("references", 3, ["A dog."])
-    yield "a swapped reference", "references", "ciderd", *other("references", 3, references[9])
-    yield "a reference left out", "references", "bleu", *other("references", 6, references[6][-1:])
-    yield "JPEG again", "image", "pacs", *other("images", row, folder / "again.jpg")
-    yield "another image", "image", "pacs", *other("images", row, paths[row + 9])
-    yield "an image mirrored", "image", "refpacs", *other("images", row, folder / "mirrored.png")
+    yield "an edited reference", "references", "refpacs", *replaced("references", 3, ["A dog."])
+    yield "a swapped reference", "references", "ciderd", *replaced("references", 3, references[9])
+    yield "a reference left out", "references", "bleu", *replaced("references", 6, references[6][-1:])
+    yield "JPEG again", "image", "pacs", *replaced("images", row, folder / "again.jpg")
+    yield "another image", "image", "pacs", *replaced("images", row, paths[row + 9])
+    yield "an image mirrored", "image", "refpacs", *replaced("images", row, folder / "mirrored.png")
     yield "a blurring decoder", "pixels", "pacs", decoded(lambda image: image.filter(ImageFilter.BoxBlur(1)))
     yield "a brighter decoder", "pixels", "refpacs", brighter
     yield (
@@ -204,7 +230,8 @@ def faults(given: Given, folder: Path) -> Iterator[tuple[Any, ...]]:
         decoded(lambda image: image.quantize(32).convert("RGB")),
     )
     yield "a bilinear resize", "resized", "pacs", bilinear
-    yield "a crop off by one", "resized", "refpacs", square(lambda own, *how: np.roll(own(*how), 1, axis=2))
+    shifted = square(lambda original, *how: np.roll(original(*how), 1, axis=2))
+    yield "a crop off by one", "resized", "refpacs", shifted
     yield "a resize of the height first", "resized", "pacs", turned
     yield "another tokenizer", "tokens", "pacs", split
     yield "another prompt", "tokens", "refpacs", none, {}, {"prompt": "A picture of "}
@@ -213,26 +240,31 @@ def faults(given: Given, folder: Path) -> Iterator[tuple[Any, ...]]:
     yield "another formula", "score", "refpacs", formula
 
 
-def replayed(given: Given, folder: Path) -> list[str]:
+def replayed(data: Inputs, folder: Path) -> list[str]:
     """A line for each fault: its stage, and the one that the replay names."""
-    sound = [row for row, path in enumerate(given["images"]) if path.stat().st_size > 200][:60]
-    few, lines = {name: [values[row] for row in sound] for name, values in given.items()}, []
-    for name, stage, metric, patch, *changes in faults(few, folder):
-        other, options = [*changes, {}, {}][:2]
-        first, anew = opened(metric, evidence=True), dict[str, Any](options)
-        anew |= {"cache": FeatureCache()} if "pacs" in metric else {}
-        bundle = bundle_of(first.score(*arguments(first, few)))
+    sound = [row for row, path in enumerate(data["images"]) if path.stat().st_size > 200][:60]
+    readable = {}
+    for name, values in data.items():
+        readable[name] = [values[row] for row in sound]
+    lines = []
+    for name, stage, metric, patch, *changes in faults(readable, folder):
+        other_inputs, options = [*changes, {}, {}][:2]
+        first = opened(metric, evidence=True)
+        other_options = dict[str, Any](options)
+        other_options |= {"cache": FeatureCache()} if "pacs" in metric else {}
+        bundle = bundle_of(first.score(*arguments(first, readable)))
         with patch:
-            stages = replay(bundle, *arguments(first, {**few, **other}), **anew).stages
+            stages = replay(bundle, *arguments(first, {**readable, **other_inputs}), **other_options).stages
         named = next(iter(stages), "none")
         lines.append(f"| {name} | {stage} | {named} | {'yes' if named == stage else 'NO'} |")
     return lines
 
 
 def remaining(search: Any, variant: Any, theirs: Any) -> float:
-    """How many variants remain; infinitely many if the true one does not."""
-    left, name = search.explain(theirs).remaining, " + ".join(switch.name for switch in variant)
-    return len(left) if any(name in names for names in left) else np.inf
+    """The number of variants that remain; infinite if the true one does not."""
+    groups = search.explain(theirs).remaining
+    name = " + ".join(switch.name for switch in variant)
+    return len(groups) if any(name in names for names in groups) else np.inf
 
 
 def share(values: Sequence[float], most: int) -> str:
@@ -243,29 +275,31 @@ def share(values: Sequence[float], most: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
-    rng, started, tried = np.random.default_rng(parser.parse_args().seed), time.process_time(), 0
+    rng = np.random.default_rng(parser.parse_args().seed)
+    started = time.process_time()
+    tried = 0
     with tempfile.TemporaryDirectory() as name:
-        given = inputs(Path(name), rng)
-        found = searches(given)
-        for search in found:  # every variant is encoded
+        data = inputs(Path(name), rng)
+        all_searches = searches(data)
+        for search in all_searches:  # every variant is encoded
             search.explain([12345.0] * CAPTIONS)
             tried += search.explain("12345").tried
-        cases, others = blind(found, rng), unknown(found)
-        encoding, started = time.process_time() - started, time.process_time()
+        cases = blind(all_searches, rng)
+        unknown_cases = unknown(all_searches)
+        encoding = time.process_time() - started
+        started = time.process_time()
         scores = [case for case in cases if differs(*case, False)]
         exact = [remaining(*case, case[0].scored(case[1]).scores.tolist()) for case in scores]
         means = [case for case in cases if differs(*case, True)]
         few = [remaining(*case, f"{case[0].scored(case[1]).mean:#.4g}") for case in means]
-        made = [(search, search.scored(variant)) for search, variant in others]
-        sure = [search.explain(case.scores.tolist()).variant for search, case in made]
-        sure += [search.explain(f"{case.mean:#.4g}").variant for search, case in made]
+        changed_cases = [(search, search.scored(variant)) for search, variant in unknown_cases]
+        sure = [search.explain(case.scores.tolist()).variant for search, case in changed_cases]
+        sure += [search.explain(f"{case.mean:#.4g}").variant for search, case in changed_cases]
         seconds = time.process_time() - started
-        lines = replayed(given, Path(name))
-    switches = {one.name for _, variant in cases for one in variant}
-    named, versions = (
-        len(sure) - sure.count(None),
-        f"Python {platform.python_version()}, torch {torch.__version__}",
-    )
+        lines = replayed(data, Path(name))
+    switches = {switch.name for _, variant in cases for switch in variant}
+    named = len(sure) - sure.count(None)
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
     report = f"""# `why` and `replay`
 
 {datetime.date.today()}, {versions}; see `benchmarks/why.py`.
@@ -275,7 +309,7 @@ def main() -> None:
 
 - from a score for each caption the exact variant: {share(exact, 1)}
 - from a mean of four digits at most three remain: {share(few, 3)}
-- of {len(others)} changes outside of the table, by scores and by means, named for sure: {named}
+- of {len(unknown_cases)} changes outside of the table, by scores and by means, named for sure: {named}
 - all searches: {seconds:.0f} s of CPU, after {encoding:.0f} s in which all variants were encoded
 
 | fault | stage | named | right |

@@ -39,12 +39,15 @@ from tools.captions import describe
 from tools.exactness import RESULTS
 from tools.scenes import draw, sample_scene
 
-CAPTIONS, IMAGES = 32, 16
+CAPTIONS = 32
+IMAGES = 16
 SIZE = 48  # of the tiny CLIP
 PAIRS = 30
-MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+MEAN = (0.48145466, 0.4578275, 0.40821073)
+STD = (0.26862954, 0.26130258, 0.27577711)
 ENDS = (".", "", "!", ". It doesn't move.", ", seen from above.", " .")
-BICUBIC, BILINEAR = InterpolationMode.BICUBIC, InterpolationMode.BILINEAR
+BICUBIC = InterpolationMode.BICUBIC
+BILINEAR = InterpolationMode.BILINEAR
 Case = tuple[str, str, Callable[[], Any]]
 """Metric, the switches of the true variant (empty: nobody's), and what makes the scores."""
 
@@ -77,15 +80,22 @@ def inputs(folder: Path, rng: np.random.Generator) -> Inputs:
         return describe(scene, rng).capitalize() + str(rng.choice(ENDS))
 
     owner = rng.integers(0, IMAGES, CAPTIONS).tolist()
-    references = [[text(scene) for _ in range(2 + number % 4)] for number, scene in enumerate(scenes)]
-    captions = [" " * (row % 9 == 0) + text(scenes[one]) for row, one in enumerate(owner)]
-    captions[::11] = [references[one][0] for one in owner[::11]]
-    captions[5::13] = [" and ".join(text(scenes[one]) for _ in range(14)) for one in owner[5::13]]
+
+    def texts(scene: Any, count: int) -> list[str]:
+        return [text(scene) for _ in range(count)]
+
+    references = [texts(scene, 2 + number % 4) for number, scene in enumerate(scenes)]
+    captions = []
+    for row, image in enumerate(owner):
+        blank = " " if row % 9 == 0 else ""
+        captions.append(blank + text(scenes[image]))
+    captions[::11] = [references[image][0] for image in owner[::11]]
+    captions[5::13] = [" and ".join(texts(scenes[image], 14)) for image in owner[5::13]]
     return Inputs(
         captions,
-        [paths[one] for one in owner],
-        [references[one] for one in owner],
-        [paths[one].stem for one in owner],
+        [paths[image] for image in owner],
+        [references[image] for image in owner],
+        [paths[image].stem for image in owner],
     )
 
 
@@ -99,8 +109,8 @@ def normalised(pixels: torch.Tensor) -> torch.Tensor:
 def open_clip_pixels(image: Image.Image, **options: Any) -> torch.Tensor:
     from open_clip.transform import image_transform
 
-    found: torch.Tensor = image_transform(SIZE, is_train=False, mean=MEAN, std=STD, **options)(image)
-    return found
+    pixels: torch.Tensor = image_transform(SIZE, is_train=False, mean=MEAN, std=STD, **options)(image)
+    return pixels
 
 
 def tensor_pixels(image: Image.Image, mode: InterpolationMode, antialias: bool, how: str) -> torch.Tensor:
@@ -135,7 +145,8 @@ def thumbnail(image: Image.Image) -> Image.Image:
 
 
 def padded_first(image: Image.Image) -> Image.Image:
-    image, longest = image.convert("RGB"), max(image.size)
+    image = image.convert("RGB")
+    longest = max(image.size)
     square = Image.new("RGB", (longest, longest))
     square.paste(image, ((longest - image.width) // 2, (longest - image.height) // 2))
     return square
@@ -201,7 +212,8 @@ def image_ways(folder: Path) -> dict[str, Callable[[Path], torch.Tensor]]:
 
 
 def nobodys_images() -> list[Callable[[Path], torch.Tensor]]:
-    opened, plain = Image.open, open_clip_pixels
+    opened = Image.open
+    plain = open_clip_pixels
 
     def cropped(path: Path) -> torch.Tensor:
         image = opened(path)
@@ -238,16 +250,16 @@ def nobodys_images() -> list[Callable[[Path], torch.Tensor]]:
 class Clip:
     """CLIP-S and RefCLIP-S by transformers' model."""
 
-    def __init__(self, given: Inputs, folder: Path) -> None:
-        self.given = given
+    def __init__(self, data: Inputs, folder: Path) -> None:
+        self.data = data
         self.ways = image_ways(folder)
         self.prompt = capeval_core.load("clips", weights="tiny").options.prompt
 
     @cache  # noqa: B019
     def images(self, way: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         make = self.ways[way] if isinstance(way, str) else way
-        files = {path: make(path) for path in dict.fromkeys(self.given.images)}
-        return image_features(torch.stack([files[path] for path in self.given.images]), dtype).float()
+        files = {path: make(path) for path in dict.fromkeys(self.data.images)}
+        return image_features(torch.stack([files[path] for path in self.data.images]), dtype).float()
 
     def texts(
         self,
@@ -258,7 +270,7 @@ class Clip:
         dtype: torch.dtype = torch.float32,
     ) -> torch.Tensor:
         put_before = self.prompt if prompt is None else prompt
-        texts = [f"{put_before}{change(caption)}" for caption in self.given.captions]
+        texts = [f"{put_before}{change(caption)}" for caption in self.data.captions]
         return torch.cat([text_features([text], dtype, cut=cut) for text in texts]).float()
 
     def cosines(self, way: Any = "", texts: torch.Tensor | None = None, dtype: Any = torch.float32) -> Any:
@@ -272,7 +284,7 @@ class Clip:
         texts = unit(self.texts())
         pac = self.clips(way)
         scores = []
-        for row, references in enumerate(self.given.references):
+        for row, references in enumerate(self.data.references):
             of_references = unit(torch.cat([text_features([f"{self.prompt}{text}"]) for text in references]))
             cosines = (of_references @ texts[row]).double().numpy()
             cosines = {"first": cosines[:1], "last": cosines[-1:], "others": cosines[1:]}.get(choose, cosines)
@@ -408,37 +420,37 @@ TOKENS: dict[str, Tokens] = {
 }
 
 
-def coco(given: Inputs, scorer: Any, tokens: Tokens, name: str, first: bool = False, scale: float = 1) -> Any:
-    rows = range(len(given.captions))
-    captions = {row: [" ".join(tokens(given.captions[row]))] for row in rows}
-    references = {
-        row: [" ".join(tokens(text)) for text in given.references[row]][: 1 if first else None]
-        for row in rows
-    }
+def coco(data: Inputs, scorer: Any, tokens: Tokens, name: str, first: bool = False, scale: float = 1) -> Any:
+    rows = range(len(data.captions))
+    captions = {row: [" ".join(tokens(data.captions[row]))] for row in rows}
+    references = {}
+    for row in rows:
+        texts = data.references[row][: 1 if first else None]
+        references[row] = [" ".join(tokens(text)) for text in texts]
     if name == "bleu":
         of_set, scores = scorer.compute_score(references, captions, verbose=0)
         return scale * np.array(scores[3]), scale * of_set[3]
     return scale * np.asarray(scorer.compute_score(references, captions)[1])
 
 
-def nltk_scores(given: Inputs, tokens: Tokens, method: int) -> Any:
+def nltk_scores(data: Inputs, tokens: Tokens, method: int) -> Any:
     from nltk.translate.bleu_score import SmoothingFunction, sentence_bleu
 
     smoothing = getattr(SmoothingFunction(), f"method{method}")
     scores = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for caption, references in zip(given.captions, given.references, strict=True):
+        for caption, references in zip(data.captions, data.references, strict=True):
             words = [tokens(text) for text in references]
             scores.append(float(sentence_bleu(words, tokens(caption), smoothing_function=smoothing)))
     return np.array(scores)
 
 
-def rouge_scores(given: Inputs, kind: str, first: bool = False, stemmer: bool = False) -> Any:
+def rouge_scores(data: Inputs, kind: str, first: bool = False, stemmer: bool = False) -> Any:
     from rouge_score.rouge_scorer import RougeScorer
 
     scorer = RougeScorer([kind], use_stemmer=stemmer)
-    pairs = zip(given.captions, given.references, strict=True)
+    pairs = zip(data.captions, data.references, strict=True)
     return np.array(
         [
             scorer.score_multi(references[: 1 if first else None], caption)[kind].fmeasure
@@ -447,32 +459,32 @@ def rouge_scores(given: Inputs, kind: str, first: bool = False, stemmer: bool = 
     )
 
 
-def text_cases(given: Inputs) -> Iterator[Case]:
+def text_cases(data: Inputs) -> Iterator[Case]:
     from pycocoevalcap.bleu.bleu import Bleu
     from pycocoevalcap.cider.cider import Cider
     from pycocoevalcap.rouge.rouge import Rouge
 
     for metric, scorer in (("bleu", Bleu()), ("rougel", Rouge()), ("ciderd", Cider())):
-        made = partial(coco, given, scorer, name=metric)
+        score = partial(coco, data, scorer, name=metric)
         for name, tokens in TOKENS.items():
             if name:
-                yield metric, name, partial(made, tokens=tokens)
+                yield metric, name, partial(score, tokens=tokens)
             names = " + ".join(filter(None, [name, "times 100"]))
-            yield metric, names, partial(made, tokens=tokens, scale=100)
-        yield metric, "first reference", partial(made, tokens=PTB, first=True)
-        both = partial(made, tokens=str.split, first=True)
+            yield metric, names, partial(score, tokens=tokens, scale=100)
+        yield metric, "first reference", partial(score, tokens=PTB, first=True)
+        both = partial(score, tokens=str.split, first=True)
         yield metric, "no tokenizer + first reference", both
     for method in range(5):
         smoothing = f"NLTK's method{method}" if method else "NLTK"
         for name, tokens in TOKENS.items():
             names = " + ".join(filter(None, [name, smoothing]))
-            yield "bleu", names, partial(nltk_scores, given, tokens, method)
-    yield "rougel", "a-z, 0-9 + best F", partial(rouge_scores, given, "rougeL")
-    ordered = sorted(range(len(given.ids)), key=given.ids.__getitem__)
-    yield "rougel", "sorted by id", lambda: coco(given, Rouge(), PTB, "rougel")[ordered]
+            yield "bleu", names, partial(nltk_scores, data, tokens, method)
+    yield "rougel", "a-z, 0-9 + best F", partial(rouge_scores, data, "rougeL")
+    ordered = sorted(range(len(data.ids)), key=data.ids.__getitem__)
+    yield "rougel", "sorted by id", lambda: coco(data, Rouge(), PTB, "rougel")[ordered]
 
 
-def nobodys_texts(given: Inputs) -> Iterator[Case]:
+def nobodys_texts(data: Inputs) -> Iterator[Case]:
     from pycocoevalcap.bleu.bleu import Bleu
     from pycocoevalcap.cider.cider import Cider
     from pycocoevalcap.rouge.rouge import Rouge
@@ -485,26 +497,32 @@ def nobodys_texts(given: Inputs) -> Iterator[Case]:
 
     for metric, scorer in (("bleu", Bleu()), ("rougel", Rouge()), ("ciderd", Cider())):
         for tokens in (short, whole, lambda text: list(text.replace(" ", ""))):
-            yield metric, "", partial(coco, given, scorer, tokens, metric)
+            yield metric, "", partial(coco, data, scorer, tokens, metric)
     for kind in ("rouge1", "rouge2"):
-        yield "rougel", "", partial(rouge_scores, given, kind)
-    stemmed = rouge_scores(given, "rougeL", stemmer=True)
-    if not np.allclose(stemmed, rouge_scores(given, "rougeL")):  # else no word of these has another stem
+        yield "rougel", "", partial(rouge_scores, data, kind)
+    stemmed = rouge_scores(data, "rougeL", stemmer=True)
+    if not np.allclose(stemmed, rouge_scores(data, "rougeL")):  # else no word of these has another stem
         yield "rougel", "", lambda: stemmed
     for method in (5, 7):
-        yield "bleu", "", partial(nltk_scores, given, PTB, method)
+        yield "bleu", "", partial(nltk_scores, data, PTB, method)
 
 
 # ---- the report
 
 
-def names_of(found: Any) -> list[set[frozenset[str]]]:
+def names_of(outcome: Any) -> list[set[frozenset[str]]]:
     """The variants that remain, those together that make the same, as sets of switches."""
-    own = frozenset({"capeval's own settings"})
-    groups = [{frozenset(name.split(" + ")) for name in names} for names in found.remaining]
-    return [{frozenset() if name == own else name for name in group} for group in groups]
+    groups = []
+    for names in outcome.remaining:
+        group = set()
+        for name in names:
+            switches = [] if name == OWN_SETTINGS else name.split(" + ")
+            group.add(frozenset(switches))
+        groups.append(group)
+    return groups
 
 
+OWN_SETTINGS = "capeval's own settings"
 BAD = ("missed", "one of many", "WRONG")
 
 
@@ -519,22 +537,23 @@ def effective(search: Any, truth: str, form: str) -> str:
         return case.scores if form == "scores" else float(f"{case.mean:#.4g}")
 
     for switch in list(switches):
-        fewer = [one for one in switches if one is not switch]
+        fewer = [each for each in switches if each is not switch]
         if np.allclose(made(switches), made(fewer), 0, 1e-9 if search.network is None else 1e-6):
             switches = fewer
     return " + ".join(switch.name for switch in switches)
 
 
 def verdict(search: Any, theirs: Any, truth: str) -> tuple[str, str]:
-    """How `why` did on a number, and what it named for sure."""
-    found = search.explain(theirs)
+    """The outcome of `why` on a number, and the variant that it named for sure."""
+    answer = search.explain(theirs)
     if not truth:
-        own = found.variant if found.variant != "capeval's own settings" else ""
-        return ("WRONG" if own else "honest"), own or ""
-    groups, true = names_of(found), frozenset(truth.split(" + "))
+        variant = "" if answer.variant in (None, OWN_SETTINGS) else answer.variant
+        return ("WRONG" if variant else "honest"), variant
+    groups = names_of(answer)
+    true = frozenset(truth.split(" + "))
     is_right = any(true in group for group in groups)
-    if found.variant is not None:
-        return ("named" if is_right else "WRONG"), found.variant
+    if answer.variant is not None:
+        return ("named" if is_right else "WRONG"), answer.variant
     if not is_right:
         return "missed", ""
     return ("one of three" if len(groups) <= 3 else "one of many"), ""
@@ -543,32 +562,35 @@ def verdict(search: Any, theirs: Any, truth: str) -> tuple[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
-    rng, started = np.random.default_rng(parser.parse_args().seed), time.process_time()
+    rng = np.random.default_rng(parser.parse_args().seed)
+    started = time.process_time()
     outcomes: dict[tuple[str, str], list[str]] = {}
     lines = []
     with tempfile.TemporaryDirectory() as name:
-        given = inputs(Path(name), rng)
-        clip = Clip(given, Path(name))
+        data = inputs(Path(name), rng)
+        clip = Clip(data, Path(name))
         searches = {}
         for metric in ("clips", "refclips", "bleu", "rougel", "ciderd"):
             tiny: Any = {"weights": "tiny"} if "clips" in metric else {}
             opened: Any = capeval_core.load(metric, on_error="nan", **tiny)
-            references = given.references if opened.needs_references else None
-            samples = opened.check(given.captions, given.images if opened.media else None, references)
-            searches[metric] = Search(opened, samples, given.ids)
+            references = data.references if opened.needs_references else None
+            samples = opened.check(data.captions, data.images if opened.media else None, references)
+            searches[metric] = Search(opened, samples, data.ids)
             searches[metric].scored = cache(searches[metric].scored)
-        known = [*clip_cases(clip, rng), *text_cases(given)]
-        nobodys = [*nobodys_clips(clip, rng), *nobodys_texts(given)]
-        for kind, cases in (("known", known), ("nobody's", nobodys)):
+        known_cases = [*clip_cases(clip, rng), *text_cases(data)]
+        nobodys = [*nobodys_clips(clip, rng), *nobodys_texts(data)]
+        for kind, cases in (("known", known_cases), ("nobody's", nobodys)):
             for metric, truth, make in cases:
-                made = make()
-                scores = np.asarray(made[0] if isinstance(made, tuple) else made, dtype=np.float64)
-                of_set = made[1] if isinstance(made, tuple) else scores.mean()
+                computed = make()
+                scores = np.asarray(
+                    computed[0] if isinstance(computed, tuple) else computed, dtype=np.float64
+                )
+                of_set = computed[1] if isinstance(computed, tuple) else scores.mean()
                 search = searches[metric]
                 for form, theirs in (("scores", scores.tolist()), ("mean", f"{of_set:#.4g}")):
-                    is_mean_of_bleu = metric == "bleu" and form == "mean" and not isinstance(made, tuple)
-                    wanted = f"{truth} + mean of captions" if is_mean_of_bleu else truth
-                    true = effective(search, wanted, form) if truth else ""
+                    is_mean_of_bleu = metric == "bleu" and form == "mean" and not isinstance(computed, tuple)
+                    switches = f"{truth} + mean of captions" if is_mean_of_bleu else truth
+                    true = effective(search, switches, form) if truth else ""
                     if truth and not true:
                         continue
                     how, variant = verdict(search, theirs, true)
@@ -595,14 +617,16 @@ def main() -> None:
         f"`benchmarks/why_others.py`, {seconds:.0f} s of CPU.",
         "",
     ]
-    for (kind, form), found in outcomes.items():
-        counts = {how: found.count(how) for how in sorted(set(found))}
-        good = sum(how not in BAD for how in found)
+    for (kind, form), verdicts in outcomes.items():
+        counts = {how: verdicts.count(how) for how in sorted(set(verdicts))}
+        good = sum(how not in BAD for how in verdicts)
         listed = ", ".join(f"{count} {how}" for how, count in counts.items())
-        report.append(f"- {kind} changes, {form}: {good} of {len(found)} ({good / len(found):.1%}): {listed}")
+        report.append(
+            f"- {kind} changes, {form}: {good} of {len(verdicts)} ({good / len(verdicts):.1%}): {listed}"
+        )
     report += [
         "",
-        "| | metric | given | change | outcome | named |",
+        "| | metric | data | change | outcome | named |",
         "| --- | --- | --- | --- | --- | --- |",
         *lines,
         "",

@@ -106,7 +106,8 @@ def _config(name: str) -> dict[str, Any]:
 def make_workload(folder: Path, fraction: float, references: int = 5) -> Workload:
     """5,664 distinct captions over 1,000 JPEGs of 500x375 with 5 references each, or a fraction of that."""
     rng = np.random.default_rng(0)
-    count, files = max(8, round(5664 * fraction)), max(2, round(1000 * fraction))
+    count = max(8, round(5664 * fraction))
+    files = max(2, round(1000 * fraction))
     images = [_draw(folder / f"{i}.jpg", rng) for i in range(files)]
     texts = sentences(count + references * files, rng)
     groups = [texts[count + references * i : count + references * (i + 1)] for i in range(files)]
@@ -117,11 +118,11 @@ def sentences(count: int, rng: np.random.Generator | None = None) -> list[str]:
     """Distinct captions of 5 to 25 words, 11.8 on average, as in Flickr8k."""
     rng = np.random.default_rng(0) if rng is None else rng
     vocabulary = _WORDS.split()
-    found: dict[str, None] = {}
-    while len(found) < count:
+    captions: dict[str, None] = {}
+    while len(captions) < count:
         words = 5 + min(20, rng.poisson(6.8))
-        found[" ".join(rng.choice(vocabulary, words)) + " ."] = None
-    return list(found)
+        captions[" ".join(rng.choice(vocabulary, words)) + " ."] = None
+    return list(captions)
 
 
 def _draw(path: Path, rng: np.random.Generator) -> Path:
@@ -129,7 +130,9 @@ def _draw(path: Path, rng: np.random.Generator) -> Path:
     image = Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC)
     draw = ImageDraw.Draw(image)
     for _ in range(6):
-        x, y, size = rng.integers(0, 450), rng.integers(0, 325), rng.integers(20, 120)
+        x = rng.integers(0, 450)
+        y = rng.integers(0, 325)
+        size = rng.integers(20, 120)
         draw.ellipse((x, y, x + size, y + size), fill=tuple(int(c) for c in rng.integers(0, 256, 3)))
     noise = rng.integers(-12, 13, size=(375, 500, 3))
     noisy = np.clip(np.asarray(image).astype(int) + noise, 0, 255).astype(np.uint8)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import permutations
 
 import numpy as np
 
@@ -25,7 +26,7 @@ _PLURALS = {shape: shape + ("es" if shape.endswith("s") else "s") for shape in S
 _SHAPE_WORDS = {word: shape for shape, plural in _PLURALS.items() for word in (shape, plural)}
 _CORNERS = ("top left", "top right", "bottom left", "bottom right")
 _OPPOSITE = {"left": "right", "top": "bottom", "above": "below"}
-_OPPOSITE |= {other: own for own, other in _OPPOSITE.items()}
+_OPPOSITE |= {second: first for first, second in _OPPOSITE.items()}
 
 _PHRASE = (
     rf"\b(?P<number>{'|'.join(_NUMBERS)}) (?:(?P<size>{'|'.join(_SIZE_WORDS)}) )?"
@@ -77,7 +78,8 @@ def describe(scene: Scene, rng: np.random.Generator) -> str:
         parts.append(f"{_noun(groups[0], rng)} {relation} {_noun(groups[1], rng)}")
         groups = groups[2:]
     for group in groups:
-        noun, position = _noun(group, rng), _position_words(group, rng) if rng.random() < 0.6 else None
+        noun = _noun(group, rng)
+        position = _position_words(group, rng) if rng.random() < 0.6 else None
         if position is None:
             parts.append(noun)
         elif rng.random() < 0.2 and not parts:
@@ -107,14 +109,19 @@ def facts_of(scene: Scene, rng: np.random.Generator) -> list[str]:
 
 def wrong_fact(scene: Scene, fact: str, rng: np.random.Generator) -> str:
     """The fact with another colour or shape, of which the scene has no object."""
-    there = {(thing.colour, thing.shape) for thing in scene.objects}
-    changes = [text for kind in ("colour", "shape") for text in _changes(fact, kind)]
-    false = [text for text in changes if (read(text)[0][0].colour, read(text)[0][0].shape) not in there]
+    pairs = {(thing.colour, thing.shape) for thing in scene.objects}
+    false = []
+    for text in [*_changes(fact, "colour"), *_changes(fact, "shape")]:
+        phrase = read(text)[0][0]
+        if (phrase.colour, phrase.shape) not in pairs:
+            false.append(text)
     return false[int(rng.integers(len(false)))] if false else fact
 
 
 def _noun(group: tuple[SceneObject, ...], rng: np.random.Generator) -> str:
-    thing, count = group[0], len(group)
+    """The words of a group: number, perhaps size, colour and shape."""
+    thing = group[0]
+    count = len(group)
     words = [("a", "two", "three", "four")[count - 1] if count > 1 or rng.random() < 0.85 else "one"]
     if rng.random() < 0.6:
         words.append((thing.size, "little" if thing.size == "small" else "big")[int(rng.random() < 0.3)])
@@ -123,11 +130,11 @@ def _noun(group: tuple[SceneObject, ...], rng: np.random.Generator) -> str:
 
 
 def _position_words(group: tuple[SceneObject, ...], rng: np.random.Generator) -> str | None:
-    true = [
-        region
-        for region in ("left", "right", "top", "bottom", "middle", *_CORNERS)
-        if all(_depth(region, thing) >= MARGIN for thing in group)
-    ]
+    """The words of a region in which the whole group lies, if there is one."""
+    true = []
+    for region in ("left", "right", "top", "bottom", "middle", *_CORNERS):
+        if min(_depth(region, thing) for thing in group) >= MARGIN:
+            true.append(region)
     if not true:
         return None
     region = true[int(rng.integers(len(true)))]
@@ -143,13 +150,17 @@ def _relation_words(groups: list[tuple[SceneObject, ...]], rng: np.random.Genera
     if len(groups) < 2 or len(groups[0]) > 1 or len(groups[1]) > 1:
         return None
     words = {"left": "to the left of", "right": "to the right of", "above": "above", "below": "below"}
-    true = [own for name, own in words.items() if _apart(name, groups[0][0], groups[1][0]) >= MARGIN]
+    true = []
+    for name, text in words.items():
+        if _apart(name, groups[0][0], groups[1][0]) >= MARGIN:
+            true.append(text)
     return true[int(rng.integers(len(true)))] if true else None
 
 
 def _depth(region: str, thing: SceneObject) -> float:
-    """How far inside the region the object's centre lies; negative outside."""
-    x, y = thing.centre[0] - 0.5, thing.centre[1] - 0.5
+    """The distance of the object's centre from the region's edge, within it; negative outside."""
+    x = thing.centre[0] - 0.5
+    y = thing.centre[1] - 0.5
     if region == "middle":
         return 0.22 - max(abs(x), abs(y))
     if " " in region:
@@ -158,8 +169,9 @@ def _depth(region: str, thing: SceneObject) -> float:
 
 
 def _apart(relation: str, first: SceneObject, second: SceneObject) -> float:
-    """How far the first object's centre lies to that side of the second's."""
-    x, y = (own - other for own, other in zip(second.centre, first.centre, strict=True))
+    """The distance of the first object's centre from the second's, to that side of it."""
+    x = second.centre[0] - first.centre[0]
+    y = second.centre[1] - first.centre[1]
     return {"left": x, "right": -x, "above": y, "below": -y}[relation]
 
 
@@ -177,8 +189,8 @@ def read(caption: str) -> tuple[tuple[Phrase, ...], tuple[tuple[int, str], ...]]
         region = words["corner"] or words["across"] or words["down"] or words["middle"]
         if words["colour"]:
             size = _SIZE_WORDS[words["size"]] if words["size"] else None
-            number, shape = _NUMBERS[words["number"]], _SHAPE_WORDS[words["shape"]]
-            phrases.append(Phrase(number, size, words["colour"], shape, ahead))
+            number = _NUMBERS[words["number"]]
+            phrases.append(Phrase(number, size, words["colour"], _SHAPE_WORDS[words["shape"]], ahead))
             ahead = None
         elif region and words["fronted"]:
             ahead = region
@@ -195,7 +207,7 @@ def read(caption: str) -> tuple[tuple[Phrase, ...], tuple[tuple[int, str], ...]]
 
 
 def holds(scene: Scene, caption: str, margin: float = MARGIN) -> bool:
-    """Whether the caption is true of the scene.
+    """True if the caption is true of the scene.
 
     "a red star on the left" holds if there is at least one such star there, "two red stars" if there are
     exactly two. `margin` is how far inside a region, or to a side of the other object, a centre must lie; 0
@@ -218,15 +230,17 @@ def holds(scene: Scene, caption: str, margin: float = MARGIN) -> bool:
     for before, relation in relations:
         if before + 1 >= len(phrases):
             raise ValueError(f"caption {caption!r} ends after a relation")
-        first, second = phrases[before], phrases[before + 1]
-        if not any(
-            first.fits(one) and second.fits(other) and _apart(relation, one, other) >= margin
-            for one in scene.objects
-            for other in scene.objects
-            if one is not other
-        ):
+        pairs = permutations(scene.objects, 2)
+        if not any(_related(phrases[before], phrases[before + 1], pair, relation, margin) for pair in pairs):
             return False
     return True
+
+
+def _related(
+    first: Phrase, second: Phrase, pair: tuple[SceneObject, SceneObject], relation: str, margin: float
+) -> bool:
+    """True if the phrases fit these two objects, and the first lies in the relation to the second."""
+    return first.fits(pair[0]) and second.fits(pair[1]) and _apart(relation, *pair) >= margin
 
 
 def foils(scene: Scene, caption: str, kind: str) -> list[str]:
@@ -260,21 +274,23 @@ def _changes(caption: str, kind: str) -> list[str]:
     for index, word in enumerate(words):
         bare = word.rstrip(",")
         relational = bare in ("above", "below") or (index + 1 < len(words) and words[index + 1] == "of")
-        for other in _others(bare, kind, relational):
-            changed.append(" ".join([*words[:index], other + word[len(bare) :], *words[index + 1 :]]))
+        for substitute in _substitutes(bare, kind, relational):
+            new_word = substitute + word[len(bare) :]
+            changed.append(" ".join([*words[:index], new_word, *words[index + 1 :]]))
     return changed
 
 
-def _others(word: str, kind: str, relational: bool) -> list[str]:
+def _substitutes(word: str, kind: str, relational: bool) -> list[str]:
+    """The words of a kind that can stand in the place of a word; none for a word of another kind."""
     if kind == "colour" and word in COLOURS:
         return [colour for colour in COLOURS if colour != word]
     if kind == "shape" and word in _SHAPE_WORDS:
         plural = word not in SHAPES
         return [_PLURALS[shape] if plural else shape for shape in SHAPES if shape != _SHAPE_WORDS[word]]
     if kind == "size" and word in _SIZE_WORDS:
-        return [other for other, size in _SIZE_WORDS.items() if size != _SIZE_WORDS[word]]
+        return [text for text, size in _SIZE_WORDS.items() if size != _SIZE_WORDS[word]]
     if kind == "count" and _NUMBERS.get(word, 1) > 1:
-        return [other for other, number in _NUMBERS.items() if number > 1 and other != word]
+        return [text for text, number in _NUMBERS.items() if number > 1 and text != word]
     if kind == ("relation" if relational else "position") and word in _OPPOSITE:
         return [_OPPOSITE[word]]
     return []

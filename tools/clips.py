@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain, product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,10 +52,11 @@ def _between(first: Scene, last: Scene, share: float) -> Scene:
     if len(first.objects) != len(last.objects):
         return first if share < 0.5 else last
     objects = []
-    for one, other in zip(first.objects, last.objects, strict=True):
-        (x, y), (u, v) = one.centre, other.centre
-        centre = (x + (u - x) * share, y + (v - y) * share)
-        objects.append(replace(one if share < 0.5 else other, centre=centre))
+    for before, after in zip(first.objects, last.objects, strict=True):
+        x, y = before.centre
+        x_after, y_after = after.centre
+        centre = (x + (x_after - x) * share, y + (y_after - y) * share)
+        objects.append(replace(before if share < 0.5 else after, centre=centre))
     return Scene(tuple(objects), first.background)
 
 
@@ -75,23 +77,26 @@ def _try_clip(rng: np.random.Generator, event: str) -> Clip | None:
     """A clip, None where the scene that was drawn has no room for the event."""
     scene = sample_scene(rng)
     groups = scene.groups()
-    kept = [thing for group in groups[1:] for thing in group]
-    still, between = int(rng.integers(2, 6)), int(rng.integers(0, 3))
+    background_objects = list(chain.from_iterable(groups[1:]))  # the event is the first group's
+    still = int(rng.integers(2, 6))
+    between = int(rng.integers(0, 3))
     if event in ("appear", "vanish"):
-        if not kept:
+        if not background_objects:
             return None
-        other = Scene(tuple(kept), scene.background)
-        moments = (other, scene) if event == "appear" else (scene, other)
+        scene_without = Scene(tuple(background_objects), scene.background)
+        moments = (scene_without, scene) if event == "appear" else (scene, scene_without)
         return Clip(moments, event, still, between)
-    changed = _moved(rng, groups[0], kept) if event == "move" else _changed(rng, groups[0], kept)
+    change = _moved if event == "move" else _changed
+    changed = change(rng, groups[0], background_objects)
     if changed is None:
         return None
-    first = Scene((*groups[0], *kept), scene.background)
-    return Clip((first, Scene((*changed, *kept), scene.background)), event, still, between)
+    first = Scene((*groups[0], *background_objects), scene.background)
+    last = Scene((*changed, *background_objects), scene.background)
+    return Clip((first, last), event, still, between)
 
 
 def _moved(
-    rng: np.random.Generator, group: tuple[SceneObject, ...], kept: list[SceneObject]
+    rng: np.random.Generator, group: tuple[SceneObject, ...], background_objects: list[SceneObject]
 ) -> tuple[SceneObject, ...] | None:
     """The group mirrored to another side, where that is free."""
     axis = int(rng.integers(2))
@@ -102,24 +107,30 @@ def _moved(
             return None
         centre[axis] = round(1 - centre[axis], 4)
         moved.append(replace(thing, centre=(centre[0], centre[1])))
-    return tuple(moved) if not any(_overlap(one, other) for one in moved for other in kept) else None
+    for pair in product(moved, background_objects):
+        if _overlap(*pair):
+            return None
+    return tuple(moved)
 
 
-def _overlap(one: SceneObject, other: SceneObject) -> bool:
-    apart = max(abs(a - b) for a, b in zip(one.centre, other.centre, strict=True))
-    return apart <= (one.extent + other.extent) / 2
+def _overlap(first: SceneObject, second: SceneObject) -> bool:
+    """True if the enclosing squares of two objects overlap."""
+    across = abs(first.centre[0] - second.centre[0])
+    down = abs(first.centre[1] - second.centre[1])
+    return max(across, down) <= (first.extent + second.extent) / 2
 
 
 def _changed(
-    rng: np.random.Generator, group: tuple[SceneObject, ...], kept: list[SceneObject]
+    rng: np.random.Generator, group: tuple[SceneObject, ...], background_objects: list[SceneObject]
 ) -> tuple[SceneObject, ...] | None:
     """The group in another colour or shape, which no other group has."""
-    colour, shape = group[0].colour, group[0].shape
+    colour = group[0].colour
+    shape = group[0].shape
     if rng.random() < 0.5:
-        colour = [other for other in COLOURS if other != colour][int(rng.integers(len(COLOURS) - 1))]
+        colour = [name for name in COLOURS if name != colour][int(rng.integers(len(COLOURS) - 1))]
     else:
-        shape = [other for other in SHAPES if other != shape][int(rng.integers(len(SHAPES) - 1))]
-    if any((thing.colour, thing.shape) == (colour, shape) for thing in kept):
+        shape = [name for name in SHAPES if name != shape][int(rng.integers(len(SHAPES) - 1))]
+    if any((thing.colour, thing.shape) == (colour, shape) for thing in background_objects):
         return None
     return tuple(replace(thing, colour=colour, shape=shape) for thing in group)
 
@@ -143,7 +154,7 @@ def _plain(scene: Scene, rng: np.random.Generator) -> str:
 
 
 def holds_of_clip(clip: Clip, caption: str, margin: float = 0.0) -> bool:
-    """Whether what a caption says of each moment is true of it."""
+    """True if what a caption says of each moment is true of it."""
     parts = caption.split(THEN)
     return all(holds(scene, part, margin) for scene, part in zip(clip.moments, parts, strict=True))
 
@@ -151,10 +162,11 @@ def holds_of_clip(clip: Clip, caption: str, margin: float = 0.0) -> bool:
 def foils_of_clip(clip: Clip, caption: str) -> list[tuple[str, str]]:
     """Every kind and caption that differs in one word, and in that is false of both moments."""
     parts = caption.split(THEN)
-    found = []
+    foils_with_kinds = []
     for place, (scene, part) in enumerate(zip(clip.moments, parts, strict=True)):
         for kind in KINDS:
             for text in foils(scene, part, kind):
                 if not holds(clip.moments[1 - place], text, margin=0.0):
-                    found.append((kind, THEN.join([*parts[:place], text, *parts[place + 1 :]])))
-    return found
+                    caption_of_foil = THEN.join([*parts[:place], text, *parts[place + 1 :]])
+                    foils_with_kinds.append((kind, caption_of_foil))
+    return foils_with_kinds

@@ -57,8 +57,11 @@ AGREEMENT = {
 
 def markdown(header: Row, rows: list[Row]) -> str:
     """A Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    lines = []
+    for row in (header, ["---"] * len(header), *rows):
+        cells = [cell.replace("|", "\\|") for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 # tables between markers
@@ -66,13 +69,15 @@ def markdown(header: Row, rows: list[Row]) -> str:
 
 def metrics_table() -> str:
     """Every metric: name, summary, what a caption is compared with, cost and agreement with people."""
-    rows, known = [], {name: row for name, *row in advice()}
+    rows = []
+    advice_of = {name: row for name, *row in advice()}
     variants = [(name, metric_class(name)) for name in METRICS]
     variants += [(f"{name} ({medium})", metric_class(name, medium)) for name, medium in MEDIA_VARIANTS]
     for name, metric in variants:
-        own = MetricDescription(metric)
-        about = [f"`{name}`", f"[{own.title}]({own.address})", own.summary, own.compares.replace("its ", "")]
-        rows.append([*about, *known[name][2:4]])
+        about = MetricDescription(metric)
+        compares = about.compares.replace("its ", "")
+        row = [f"`{name}`", f"[{about.title}]({about.address})", about.summary, compares]
+        rows.append([*row, *advice_of[name][2:4]])
     return markdown(["name", "metric", "what it is", "compares a caption with", "seconds", "τ_c"], rows)
 
 
@@ -85,14 +90,13 @@ def columns_table() -> str:
     """The names of columns by what they hold; a later list counts only without a name of an earlier one."""
     rows = []
     for role in ("id", "caption", "references", "split", "left_out"):
-        rows.append(
-            [role.replace("_", " "), "; then ".join(", ".join(names) for names in written_levels(role))]
-        )
+        levels = map(", ".join, written_levels(role))
+        rows.append([role.replace("_", " "), "; then ".join(levels)])
     return markdown(["role", "names"], rows)
 
 
 def advice_table() -> str:
-    """What to choose a metric by, and its agreement with people as papers report it."""
+    """Advice on the choice of a metric, and its agreement with people as papers report it."""
     rows = [[f"`{name}`", *row] for name, *row in advice()]
     choice = markdown(
         ["metric", "with", "tokens read", "seconds", "for", "blind to"], [row[:4] + row[9:] for row in rows]
@@ -129,7 +133,7 @@ def verified_table() -> str:
 
 
 def seconds(run: Line) -> float:
-    """What 1,000 captions cost in a stored run, to two digits."""
+    """The seconds of 1,000 captions in a stored run, to two digits."""
     cost = float(f"{1_000 * run['ours'] / run['captions']:.2g}")
     return int(cost) if cost >= 10 else cost
 
@@ -191,15 +195,17 @@ def inputs_list(metric: str, media: str | None = None) -> str:
 def options_table(metric: str, media: str | None = None) -> str:
     """The options of a metric: type, default, meaning; for a variant those that the metric lacks."""
     described = metric_class(metric, media).Options.describe()
-    usual = metric_class(metric).Options.describe() if media else {}
-    rows = [
-        [f"`{name}`", f"`{d.type}`".replace(" | ", " or "), f"`{d.default!r}`", d.help]
-        for name, d in described.items()
-        if d != usual.get(name)
-    ]
+    options_of_images = metric_class(metric).Options.describe() if media else {}
+    rows = []
+    for name, option in described.items():
+        if option != options_of_images.get(name):
+            kind = f"`{option.type}`".replace(" | ", " or ")
+            rows.append([f"`{name}`", kind, f"`{option.default!r}`", option.help])
     table = markdown(["option", "type", "default", "meaning"], rows)
-    lost = ", ".join(f"`{name}`" for name in usual if name not in described)
-    return f"Its own options; the others are those of images, without {lost}.\n\n{table}" if media else table
+    lacking = ", ".join(f"`{name}`" for name in options_of_images if name not in described)
+    if not media:
+        return table
+    return f"Its own options; the others are those of images, without {lacking}.\n\n{table}"
 
 
 def rows_table(metric: str, media: str | None = None) -> str:
@@ -210,8 +216,9 @@ def rows_table(metric: str, media: str | None = None) -> str:
 
 
 def exactness_table(metric: str, media: str | None = None) -> str:
-    """How exact a metric is, from the measurements in `benchmarks`."""
-    on_cpu, on_gpu = read_lines(ON_CPU), read_lines(ON_GPU)
+    """The largest differences of a metric's scores, from the measurements in `benchmarks`."""
+    on_cpu = read_lines(ON_CPU)
+    on_gpu = read_lines(ON_GPU)
     subject = f"{metric} {media}" if media else metric
     rows = exactness_rows(subject, on_cpu, on_gpu)
     table = markdown(["compared", "weights", "largest difference", "Kendall's tau-b"], rows)
@@ -226,21 +233,22 @@ def exactness_table(metric: str, media: str | None = None) -> str:
 
 
 def agreement_table(metric: str) -> str:
-    """How well a metric agrees with people, as papers report it; '' where none does."""
+    """A metric's agreement with people, as papers report it; '' where none does."""
     title = metric_class(metric).title
-    rows = [
-        [SETS[name].title, column, f"{cell.value:.1f}", cell.source]
-        for name, columns in AGREEMENT.items()
-        for column in columns
-        if (cell := published(name, title, column))
-    ]
+    rows = []
+    for name, columns in AGREEMENT.items():
+        for column in columns:
+            cell = published(name, title, column)
+            if cell:
+                rows.append([SETS[name].title, column, f"{cell.value:.1f}", cell.source])
     return markdown(["judged set", "measure", "value", "source"], rows) if rows else ""
 
 
 def published_table(metric: str) -> str:
     """The mean scores of captions that papers report; what is the same for all stands below the table."""
     class_ = metric_class(metric)
-    about, weights = class_.published, class_.default_weights
+    about = class_.published
+    weights = class_.default_weights
     shared = [about["dataset"], f"`{weights.repository}`" if weights else "", about["source"]]
     rows = [[captions, f"{mean:g}"] for captions, mean in about["means"].items()]
     table = markdown(["captions", class_.title], rows)
@@ -253,12 +261,14 @@ def metric_page(name: str) -> str:
         "Agreement with people, options, rows, intervals, tests and exactness: see the documentation. "
     )
     parts = [metric_card(name).split("---\n", 2)[2].replace(elsewhere, "").strip()]
-    for media in [None, *(medium for other, medium in MEDIA_VARIANTS if other == name)]:
+    variants = [medium for metric_name, medium in MEDIA_VARIANTS if metric_name == name]
+    for media in [None, *variants]:
         of = f" for a {media}" if media else ""
         parts += [f"## Inputs{of}", inputs_list(name, media), f"## Options{of}", options_table(name, media)]
         parts += [f"## Columns of a row{of}", rows_table(name, media)]
         parts += [f"## Exactness{of}", exactness_table(name, media)]
-    if agreement := agreement_table(name):
+    agreement = agreement_table(name)
+    if agreement:
         meaning = (
             "Kendall's tau times 100, accuracies in %, of the published weights. Not reproduced here yet."
         )
@@ -287,13 +297,15 @@ def pages() -> dict[str, str]:
     """The text of every page that is made, by its path in the site."""
     modules = ["capeval_core", *(f"capeval_core.{name}" for name in MODULES)]
     python = "\n\n".join(["# Python API", *(f"::: {name}" for name in modules)])
-    made = {"reference/python.md": python, "reference/commands.md": commands_page()}
+    texts = {"reference/python.md": python, "reference/commands.md": commands_page()}
     for name in ("CHANGELOG", "CONTRIBUTING"):
         text = (CHECKOUT / f"{name}.md").read_text(encoding="utf-8")
-        made[f"{name.lower()}.md"] = text.replace("](docs/", "](")
-    made |= {f"metrics/{name}.md": metric_page(name) for name in METRICS}
-    made |= {f"weights/{name}.md": weights_card(name).split("---\n", 2)[2] for name in cards()}
-    return made
+        texts[f"{name.lower()}.md"] = text.replace("](docs/", "](")
+    for name in METRICS:
+        texts[f"metrics/{name}.md"] = metric_page(name)
+    for name in cards():
+        texts[f"weights/{name}.md"] = weights_card(name).split("---\n", 2)[2]
+    return texts
 
 
 def site_text(text: str) -> str:

@@ -18,7 +18,7 @@ COMPARED = {
     "bfloat16": "bfloat16, with float32",
     "float16": "float16, with float32",
 }
-"""What each comparison of `benchmarks/cuda/agreement.py` compares."""
+"""The two sides of each comparison of `benchmarks/cuda/agreement.py`."""
 NOT_YET = "not yet measured"
 Line = dict[str, Any]
 
@@ -63,7 +63,7 @@ def exactness_rows(subject: str, on_cpu: list[Line], on_gpu: list[Line]) -> list
 
 
 def legend(subject: str, on_cpu: list[Line], scale: str) -> str:
-    """How to read the table: only what stands in it. scale: the range of the metric's score."""
+    """Help for reading the table: only what is in it. scale: the range of the metric's score."""
     lines = of_subject(on_cpu, subject)
     sentences = [f"Each difference is the largest of any single caption's score (its range: {scale})"]
     if any(line["comparison"] == "original" for line in lines):
@@ -82,7 +82,7 @@ def legend(subject: str, on_cpu: list[Line], scale: str) -> str:
 
 
 def has_networks(subject: str, on_cpu: list[Line]) -> bool:
-    """Whether a metric was measured with weights."""
+    """True if a metric was measured with weights."""
     return any(line.get("weights") not in (None, "none") for line in of_subject(on_cpu, subject))
 
 

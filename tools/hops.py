@@ -22,7 +22,7 @@ CASES = {
     "region": ("hices", True),
     "pool": ("eco", True),
 }
-"""Of each the metric, and whether it goes through the engine, as images do."""
+"""The metric of each, and True if it goes through the engine, as images do."""
 
 
 def hops(metric: str, engine: bool) -> list[str]:
@@ -50,5 +50,5 @@ def hops(metric: str, engine: bool) -> list[str]:
 
 if __name__ == "__main__":
     for case, (metric, engine) in CASES.items():
-        found = hops(metric, engine)
-        print(f"{case}: {len(found)}  {' > '.join(found)}")
+        functions = hops(metric, engine)
+        print(f"{case}: {len(functions)}  {' > '.join(functions)}")

@@ -110,7 +110,8 @@ def sample_crowd(rng: np.random.Generator, count: int) -> Scene:
             (place + 0.5) / CROWD_SIDE + room * (float(lot) - 0.5)
             for place, lot in zip((column, row), rng.random(2), strict=True)
         )
-        shape, colour = SHAPES[kind % len(SHAPES)], list(COLOURS)[kind // len(SHAPES)]
+        shape = SHAPES[kind % len(SHAPES)]
+        colour = list(COLOURS)[kind // len(SHAPES)]
         objects.append(SceneObject(shape, colour, size, (round(x, 4), round(y, 4)), round(extent, 4)))
     return Scene(tuple(objects), list(BACKGROUNDS)[int(rng.integers(len(BACKGROUNDS)))])
 
@@ -126,6 +127,7 @@ def _pick(rng: np.random.Generator, weights: tuple[float, ...]) -> int:
 
 
 def _try_scene(rng: np.random.Generator, groups: int | None) -> Scene | None:
+    """A random scene; None where an object found no room, or there are too many."""
     groups = groups or 1 + _pick(rng, (0.3, 0.4, 0.3))
     kinds: set[tuple[str, str]] = set()
     placed: list[SceneObject] = []
@@ -153,21 +155,26 @@ def _try_scene(rng: np.random.Generator, groups: int | None) -> Scene | None:
 def _place(
     rng: np.random.Generator, shape: str, colour: str, size: str, side: str, placed: list[SceneObject]
 ) -> SceneObject | None:
+    """An object on a side of the image, apart from those that are placed; None after 40 vain draws."""
     smallest, largest = SIZES[size]
     for _ in range(40):
         extent = smallest + (largest - smallest) * float(rng.random())
-        low, room = _BORDER + extent / 2, 1 - 2 * _BORDER - extent
+        low = _BORDER + extent / 2
+        room = 1 - 2 * _BORDER - extent
         x, y = (low + room * float(lot) for lot in rng.random(2))
         if side in ("left", "right") and (x > 0.42 if side == "left" else x < 0.58):
             continue
         if side in ("top", "bottom") and (y > 0.42 if side == "top" else y < 0.58):
             continue
-        if all(
-            max(abs(x - other.centre[0]), abs(y - other.centre[1])) > (extent + other.extent) / 2 + _GAP
-            for other in placed
-        ):
+        if all(_is_apart(x, y, extent, thing) for thing in placed):
             return SceneObject(shape, colour, size, (round(x, 4), round(y, 4)), round(extent, 4))
     return None
+
+
+def _is_apart(x: float, y: float, extent: float, thing: SceneObject) -> bool:
+    """True if a square about (x, y) leaves a gap to an object."""
+    distance = max(abs(x - thing.centre[0]), abs(y - thing.centre[1]))
+    return distance > (extent + thing.extent) / 2 + _GAP
 
 
 _FINER = 4
@@ -188,7 +195,8 @@ def draw(scene: Scene, size: int = 192) -> Image.Image:
     side = size * _FINER
     background = BACKGROUNDS[scene.background]
     canvas = Image.new("RGB", (side, side), background)
-    pen, shade = ImageDraw.Draw(canvas), tuple(round(0.9 * value) for value in background)
+    pen = ImageDraw.Draw(canvas)
+    shade = tuple(round(0.9 * value) for value in background)
     for thing in scene.objects:
         _outline(pen, thing, side, shade, shift=0.012)
     for thing in scene.objects:
@@ -229,7 +237,8 @@ def _outline(pen: Any, thing: SceneObject, side: int, fill: Any, shift: float = 
 def _star() -> list[tuple[float, float]]:
     points = []
     for corner in range(10):
-        angle, radius = math.pi * corner / 5, (1.05 if corner % 2 == 0 else 0.45)
+        angle = math.pi * corner / 5
+        radius = 1.05 if corner % 2 == 0 else 0.45
         points.append((radius * math.sin(angle), 0.07 - radius * math.cos(angle)))
     return points
 

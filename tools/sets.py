@@ -1,4 +1,4 @@
-"""The demo that the package ships, and which drawn scenes and captions a training does not see."""
+"""The demo that the package ships, and the drawn scenes and captions that a training does not see."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DEMO_SIDE = 192
 
 
 def has_held_out(scene: Scene) -> bool:
-    """Whether an object of the scene is one of `HELD_OUT`.
+    """True if an object of the scene is one of `HELD_OUT`.
 
     >>> from tools.scenes import SceneObject
     >>> [has_held_out(Scene((SceneObject("circle", c, "small", (0.5, 0.5), 0.2),), "white")) for c in COLOURS]
@@ -34,7 +34,7 @@ def has_held_out(scene: Scene) -> bool:
 
 
 def is_held_out_template(caption: str) -> bool:
-    """Whether a caption of `describe` has a beginning and an end that trainings with a split do not combine.
+    """True if a caption of `describe` has a beginning and an end that trainings with a split do not combine.
 
     >>> is_held_out_template("a picture of a red star on a plain background")
     True
@@ -79,19 +79,20 @@ def write_demo_set(folder: Path, seed: int = DEMO_SEED) -> None:
             scene = sample_scene(rng)
             good = describe(scene, rng)
             try:
-                wrong = foil(scene, good, kind, rng)
+                foil_text = foil(scene, good, kind, rng)
             except ValueError:  # the caption has no word of this kind: the next scene
                 continue
-            if not any(holds(other, good, 0.0) for other in scenes) and not any(
-                holds(scene, item["good"], 0.0) for item in items
-            ):
+            is_true_elsewhere = any(holds(earlier, good, 0.0) for earlier in scenes)
+            has_true_caption = any(holds(scene, item["good"], 0.0) for item in items)
+            if not is_true_elsewhere and not has_true_caption:
                 break
         scenes.append(scene)
         item = {"id": str(index), "image": f"{index}.png", "good": good}
-        item |= {"subtly_wrong": wrong, "changed": kind, "unrelated": ""}
+        item |= {"subtly_wrong": foil_text, "changed": kind, "unrelated": ""}
         references: list[str] = []
         while len(references) < 2:
-            if (text := describe(scene, rng)) not in (good, *references):
+            text = describe(scene, rng)
+            if text not in (good, *references):
                 references.append(text)
         items.append(item | {"references": references})
         draw(scene, _DEMO_SIDE).save(folder / f"{index}.png", optimize=True)
@@ -111,16 +112,23 @@ def write_demo_clips(folder: Path, seed: int = DEMO_SEED) -> None:
         foils = foils_of_clip(clip, good)
         if clip.event != EVENTS[len(items)] or not foils:
             continue
-        changed, wrong = foils[int(rng.integers(len(foils)))]
+        changed, foil_text = foils[int(rng.integers(len(foils)))]
         name = f"clip{len(items)}.gif"
-        item = {"id": str(len(items)), "image": name, "good": good, "subtly_wrong": wrong, "changed": changed}
+        item = {
+            "id": str(len(items)),
+            "image": name,
+            "good": good,
+            "subtly_wrong": foil_text,
+            "changed": changed,
+        }
         items.append(item | {"unrelated": "", "references": [describe_clip(clip, rng) for _ in range(2)]})
-        first, *others = [frame.quantize(32, dither=Dither.NONE) for frame in clip.frames(_DEMO_SIDE)]
-        first.save(folder / name, save_all=True, append_images=others, duration=250, loop=0)
+        first, *later_frames = [frame.quantize(32, dither=Dither.NONE) for frame in clip.frames(_DEMO_SIDE)]
+        first.save(folder / name, save_all=True, append_images=later_frames, duration=250, loop=0)
     _write_items(folder / "clips.json", seed, items)
 
 
 def _write_items(path: Path, seed: int, items: list[dict[str, Any]]) -> None:
+    """Write the items of a demo; the unrelated caption of each is the good one of the next."""
     for index, item in enumerate(items):
         item["unrelated"] = items[(index + 1) % len(items)]["good"]
     path.write_text(json.dumps({"seed": seed, "items": items}, indent=1) + "\n", encoding="utf-8")

@@ -42,8 +42,8 @@ SCENES = 12_000
 SIDES = (96, 128, 192)
 """Of images, in pixels, at random."""
 WORDINGS = 2
-SPREAD, LOCATION_SPREAD = 0.05, 2.0
-"""Deviations of the first weights; the five numbers of a location are added to 64 larger ones of features."""
+SPREAD = 0.05  # deviation of the first weights
+LOCATION_SPREAD = 2.0  # the five numbers of a location are added to 64 larger ones of features
 SOURCE: dict[str, Any] = {
     **dict.fromkeys(("url", "file", "sha256")),
     "name": "capeval synthetic scenes",
@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
         folder = Path(place)
         write_scenes(folder, SCENES, options.seed)
         write_start(options.name, folder / "start", options.seed)
-        named = {
+        settings = {
             "captions": folder / "captions.jsonl",
             "images": folder / "images",
             "start": folder / "start",
@@ -101,7 +101,9 @@ def main(arguments: list[str] | None = None) -> int:
             "seed": options.seed,
             "device": "cpu",
         }
-        flags = [part for name, value in named.items() for part in (f"--{name}", str(value))]
+        flags = []
+        for flag, value in settings.items():
+            flags += [f"--{flag}", str(value)]
         status = capeval(["train", options.name, *flags, *FLAGS[options.name].split()])
         if status == 0:
             (folder / "run" / "weights").rename(options.out)
@@ -137,7 +139,8 @@ def vocabulary() -> list[str]:
 
 def write_start(name: str, folder: Path, seed: int, sizes: Mapping[str, Any] | None = None) -> None:
     """Untrained weights: a folder that a training starts from."""
-    sizes, words = sizes or SIZES[name], vocabulary()
+    sizes = sizes or SIZES[name]
+    words = vocabulary()
     detector: Any = registry.network("scene_regions").from_pretrained("tiny")
     region_size = detector.region_size
     architecture: dict[str, Any] = {**sizes}

@@ -29,12 +29,13 @@ FILE = RESULTS / "cuda.jsonl"
 def golden(gpu: Gpu) -> Iterator[Row]:
     """Every golden case: its quantities, and the largest error relative to its tolerance."""
     for folder in sorted(exactness.CASES.iterdir()):
-        found = list(comparisons(folder))
-        wrong = [one.quantity for one in found if not one.ok]
-        share = max(one.error / one.tolerance for one in found if one.tolerance)
-        measured = f"{len(found)} quantities, largest error {share:.2f} of its tolerance"
-        yield Row(f"golden case {folder.name}", measured + "; wrong: " * bool(wrong) + ", ".join(wrong),
-                  "agrees", not wrong)  # fmt: skip
+        quantities = list(comparisons(folder))
+        failed = [each.quantity for each in quantities if not each.ok]
+        share = max(each.error / each.tolerance for each in quantities if each.tolerance)
+        measured = f"{len(quantities)} quantities, largest error {share:.2f} of its tolerance"
+        if failed:
+            measured += f"; wrong: {', '.join(failed)}"
+        yield Row(f"golden case {folder.name}", measured, "agrees", not failed)
 
 
 def agreement(gpu: Gpu) -> Iterator[Row]:
@@ -45,8 +46,10 @@ def agreement(gpu: Gpu) -> Iterator[Row]:
 def fast(gpu: Gpu) -> Iterator[Row]:
     """Ours beside the plain way on the same device."""
     for name in speed.ROWS:
-        found = speed.measure(name, str(gpu.device))
-        yield Row(found["about"], f"{found['ratio']:.2f} times as fast, {found['difference']:.1e} apart")
+        numbers = speed.measure(name, str(gpu.device))
+        yield Row(
+            numbers["about"], f"{numbers['ratio']:.2f} times as fast, {numbers['difference']:.1e} apart"
+        )
 
 
 PARTS: dict[str, Callable[[Gpu], Iterator[Row]]] = {
@@ -64,21 +67,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; none: all")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=FILE, metavar="FILE")
-    given = parser.parse_args(arguments)
-    gpu, missed = Gpu(given.device, small=given.device == "cpu"), 0
-    with speed.environment("CAPEVAL_TEST_DEVICE", given.device):
-        for part in given.parts or PARTS:
-            lines = [line for line in speed.read(given.out) if line.get("part") != part]
+    flags = parser.parse_args(arguments)
+    gpu = Gpu(flags.device, small=flags.device == "cpu")
+    missed = 0
+    with speed.environment("CAPEVAL_TEST_DEVICE", flags.device):
+        for part in flags.parts or PARTS:
+            lines = [line for line in speed.read(flags.out) if line.get("part") != part]
             rows = PARTS[part](gpu)
             try:
                 for row in rows:
                     print(f"{part}: {row.quantity}: {row.measured}", flush=True)
                     missed += row.met is False
-                    lines.append({"part": part, **speed.machine(given.device), **asdict(row)})
+                    lines.append({"part": part, **speed.machine(flags.device), **asdict(row)})
             except Exception:
                 traceback.print_exc()
                 missed += 1
-            given.out.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+            flags.out.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return int(missed > 0)
 
 

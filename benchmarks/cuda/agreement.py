@@ -40,7 +40,8 @@ class Gpu:
     """The device that is measured; small: a rehearsal, on the CPU too, whose numbers say nothing."""
 
     def __init__(self, device: str, *, small: bool) -> None:
-        self.device, self.small = torch.device(device), small
+        self.device = torch.device(device)
+        self.small = small
         self.is_cuda = self.device.type == "cuda"
         self.name = torch.cuda.get_device_name(self.device) if self.is_cuda else "CPU (rehearsal)"
 
@@ -84,27 +85,29 @@ class Subject:
     ) -> Row:
         """The row of two runs; what one of them raises is a row, too."""
         what = f"{self.metric} ({self.weights}): {what}, scores"
-        wanted = "" if goal is None else f"at most {goal:g}" if goal else "bit-equal"
+        goal_in_words = ""
+        if goal is not None:
+            goal_in_words = f"at most {goal:g}" if goal else "bit-equal"
         try:
-            found, expected = (np.asarray(scores, dtype=np.float64) for scores in pair())
-            largest = largest_difference(found, expected)
-            tau = float(kendall_tau_b(found, expected).value)
+            scores, expected = (np.asarray(values, dtype=np.float64) for values in pair())
+            largest = largest_difference(scores, expected)
+            tau = float(kendall_tau_b(scores, expected).value)
         except Exception as error:
-            return Row(what, f"{type(error).__name__}: {' '.join(str(error).split())}", wanted, False)
+            return Row(what, f"{type(error).__name__}: {' '.join(str(error).split())}", goal_in_words, False)
         finite = tau if np.isfinite(tau) else None
         measured = "bit-equal" if largest == 0 else f"largest difference {largest:.1e}"
-        moved, widest = moved_pairs(found, expected) if comparison in BOTH else (None, None)
+        moved, widest = moved_pairs(scores, expected) if comparison in BOTH else (None, None)
         if finite is not None and comparison in BOTH:
             measured += f", tau-b {tau:.4f}, {moved} pairs moved"
         return Agreement(
             what,
-            f"{measured} ({len(found)} rows)",
-            wanted,
+            f"{measured} ({len(scores)} rows)",
+            goal_in_words,
             None if goal is None else largest <= goal,
             (self.metric,),
             self.weights,
             comparison,
-            rows=len(found),
+            rows=len(scores),
             largest=largest,
             tau=finite,
             moved=moved,
@@ -114,33 +117,34 @@ class Subject:
 
     def agreement(self, run: Run) -> Iterator[Row]:
         """A second run, on a GPU the CPU, and dtypes of 16 bits, each beside float32 on the device."""
-        once, here = functools.cache(run), str(self.gpu.device)
-        first = functools.partial(once, here, "float32")
-        yield self.compared("repeats", "float32, two runs", lambda: (first(), run(here, "float32")), 0.0)
+        once = functools.cache(run)
+        gpu = str(self.gpu.device)
+        first = functools.partial(once, gpu, "float32")
+        yield self.compared("repeats", "float32, two runs", lambda: (first(), run(gpu, "float32")), 0.0)
         if self.gpu.is_cuda:
             what = "float32, cuda against the CPU"
             yield self.compared("devices", what, lambda: (first(), run("cpu", "float32")), DEVICE_GOAL)
         goal = DTYPE_GOAL if self.metric in ("pacs", "refpacs") else None
         for dtype in BOTH:
             what = f"{dtype} against float32"
-            yield self.compared(dtype, what, lambda own=dtype: (once(here, own), first()), goal)  # type: ignore[misc]
+            yield self.compared(dtype, what, lambda name=dtype: (once(gpu, name), first()), goal)  # type: ignore[misc]
 
 
-def moved_pairs(found: np.ndarray, expected: np.ndarray) -> tuple[int, float]:
-    """How many pairs two lists of scores rank the other way round, and the most by which `expected` differs.
+def moved_pairs(scores: np.ndarray, expected: np.ndarray) -> tuple[int, float]:
+    """The number of pairs that two lists rank the other way round, and the most by which `expected` differs.
 
     >>> moved_pairs(np.array([0.1, 0.3, 0.2]), np.array([0.1, 0.2, 0.25]))[0]
     1
     """
     first, second = np.triu_indices(len(expected), 1)
     distances = expected[first] - expected[second]
-    moved = (found[first] - found[second]) * distances < 0
+    moved = (scores[first] - scores[second]) * distances < 0
     return int(moved.sum()), float(np.abs(distances[moved]).max(initial=0.0))
 
 
-def largest_difference(found: np.ndarray, expected: np.ndarray) -> float:
+def largest_difference(scores: np.ndarray, expected: np.ndarray) -> float:
     """The largest absolute difference; equal values, infinite ones and NaN included, differ by 0."""
-    equal = (found == expected) | (np.isnan(found) & np.isnan(expected))
+    equal = (scores == expected) | (np.isnan(scores) & np.isnan(expected))
     with np.errstate(invalid="ignore"):
-        distances = np.abs(found - expected)
+        distances = np.abs(scores - expected)
     return float(np.where(equal, 0.0, np.nan_to_num(distances, nan=np.inf)).max(initial=0.0))

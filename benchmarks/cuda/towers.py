@@ -78,8 +78,8 @@ def seconds_of(run: Callable[[], Any], device: torch.device, least: float) -> fl
 def product_rate(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> float:
     """Operations per second of the device's own product of two square matrices."""
     first, second = torch.randn(2, sizes.product, sizes.product, device=device, dtype=dtype)
-    taken = seconds_of(lambda: first @ second, device, sizes.seconds / 3)
-    return 2 * sizes.product**3 / taken
+    seconds = seconds_of(lambda: first @ second, device, sizes.seconds / 3)
+    return 2 * sizes.product**3 / seconds
 
 
 def operations_of(run: Callable[[], Any]) -> int:

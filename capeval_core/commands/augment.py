@@ -12,6 +12,7 @@ from capeval_core.commands.terminal import complain, first_named, interruptible,
 def run(arguments: list[str]) -> int:
     """Generate captions of images, or images of captions; the exit status."""
     kind, flag_arguments = first_named(arguments, "augment", kinds_of("augment", "captions", "images"))
+    # Behind the name of the kind: they import torch, and the list of kinds needs none.
     from capeval_core.training.augmentation import CaptionAugmentation, ImageAugmentation, augment
     from capeval_core.training.training_data import CaptionSource
 
@@ -35,10 +36,13 @@ def run(arguments: list[str]) -> int:
         captioned = source.read_dataset(source_kind)
     with interruptible(f"what was generated is kept in {flags.out}: run the same command again to resume"):
         counts = augment(augmentation, captioned, source_path or source.dataset, flags.out, shard)
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.dropped.items()))
+    # Sorted, since several processes and resumed runs meet the reasons in different orders.
+    reasons = []
+    for reason, count in sorted(counts.dropped.items()):
+        reasons.append(f"{count:,} {reason}")
     dropped = f"{counts.dropped.total():,} dropped"
     if reasons:
-        dropped += f" ({reasons})"
+        dropped += f" ({', '.join(reasons)})"
     title = kind
     if shard[1] > 1:
         title += f" (part {flags.shard})"
@@ -51,6 +55,7 @@ def run(arguments: list[str]) -> int:
             "show their beginnings only"
         )
     tell_reasons(counts.failed, counts.total, "images")
+    # With positives of earlier runs in the folder there is something to train with, so that is no failure.
     if not counts.generated and not counts.stored and (counts.failed or counts.dropped):
         return 1
     print(f"train with them, their captions and images: `capeval train pacs ... --positives {flags.out}`")

@@ -39,6 +39,7 @@ def options_of(
     metrics: Sequence[str] = (),
 ) -> Any:
     """The checked options of one of several metrics, by keywords and (metric, option, value) of `--set`."""
+    # Its rows and its column of the table would be written twice under one name.
     if metrics.count(metric.name) > 1:
         raise ValueError(f"{metric.name} comes twice: name each metric once")
     by_set: dict[str, Any] = {}
@@ -47,7 +48,9 @@ def options_of(
             raise ValueError(f"--set {name}: {name!r} is not among the metrics{did_you_mean(name, metrics)}")
         if name == metric.name:
             by_set[option] = value
-    with naming({option: f"--set {metric.name}.{option}=" for option in by_set}):
+    flag_names = {option: f"--set {metric.name}.{option}=" for option in by_set}
+    # `--set` is of one metric, so it wins over a flag, which is of all.
+    with naming(flag_names):
         options = metric.Options.of(metric.name, {**keywords, **by_set})
         metric.check_options(options)
     return options
@@ -55,6 +58,7 @@ def options_of(
 
 def chosen(arguments: argparse.Namespace, options: type[Settings]) -> dict[str, Any]:
     """The options that are among the arguments."""
+    # A flag that was not given leaves no trace in the arguments: the options class knows the defaults.
     values = vars(arguments)
     return {name: values[name] for name in options.describe() if name in values}
 
@@ -74,13 +78,17 @@ def read_metrics(
 ) -> tuple[list[type[CaptionMetric]], list[str]]:
     """The metrics of these names for the medium of `--media`, and the arguments without it."""
     for name in names:
-        metric_class(name)
+        metric_class(name)  # first of all, else a misspelt metric would look like an unknown medium
+    # The flags of a command depend on its metrics, whose classes depend on the medium: so it is read before.
     parser = Parser(f"{command} {','.join(names)}", add_help=False)
     flag(parser, "--media NAME", "")
     flags, arguments_left = parser.parse_known_args(arguments)
-    # A metric on texts alone fits captions of any medium.
-    media = [flags.media if len(names) == 1 or media_of(name) else None for name in names]
-    return list(map(metric_class, names, media)), arguments_left
+    metrics = []
+    for name in names:
+        # Among several, a metric on texts alone fits captions of any medium; alone, it has to refuse one.
+        has_medium = len(names) == 1 or bool(media_of(name))
+        metrics.append(metric_class(name, flags.media if has_medium else None))
+    return metrics, arguments_left
 
 
 def media_words(metrics: Sequence[type[CaptionMetric]]) -> dict[str, str]:
@@ -107,12 +115,13 @@ def naming_rows(ids: Sequence[str], systems: Sequence[str] = ()) -> AbstractCont
         systems = [""] * len(ids)
     counts: Counter[tuple[str, str]] = Counter()
     numbers = []  # of each caption among those of its image, from 1
-    for owner in zip(systems, ids, strict=True):
-        counts[owner] += 1
-        numbers.append(counts[owner])
+    for image_of_system in zip(systems, ids, strict=True):
+        counts[image_of_system] += 1
+        numbers.append(counts[image_of_system])
 
     def row(argument: str, path: Sequence[int | str]) -> str:
         position, *inner = path
+        # A place within the argument as a whole, such as a key of statistics, belongs to no caption.
         if not isinstance(position, int) or position >= len(ids):
             return place(argument, path)
         system = systems[position]
@@ -121,6 +130,7 @@ def naming_rows(ids: Sequence[str], systems: Sequence[str] = ()) -> AbstractCont
             visual = f"{medium_of(argument)} of {image_id!r}"
             # Of boxes with one of the arrays of features.
             return f"{visual}: {place(str(inner[0]), inner[1:])}" if inner else visual
+        # Counted from 1: these are lines of the user's file, not indices of a list of Python.
         number = ""
         if inner:
             number = f" {int(inner[0]) + 1}"
@@ -143,23 +153,29 @@ def read_files(flags: argparse.Namespace, images: Any, candidates: Any, **more: 
     return read_collection(candidates, images, references, objects, options=options, **more)
 
 
-def check_objects(metrics: Sequence[type[CaptionMetric]], flags: Any) -> None:
+def check_objects(metrics: Sequence[type[CaptionMetric]], flags: argparse.Namespace) -> None:
     """Refuse a file of objects for metrics that would compare captions with their names."""
-    others = [metric.name for metric in metrics if not metric.reads_objects]
-    if flags.objects and others:
-        alone = "score chair in a command of its own, and leave --objects out here"
-        raise ValueError(
-            f"--objects: {' and '.join(others)} would take names of objects for captions: {alone}"
-        )
+    # Names of objects join the references of an image, and only CHAIR tells them from captions.
+    caption_metrics = [metric.name for metric in metrics if not metric.reads_objects]
+    if flags.objects and caption_metrics:
+        fix = "score chair in a command of its own, and leave --objects out here"
+        problem = f"{' and '.join(caption_metrics)} would take names of objects for captions"
+        raise ValueError(f"--objects: {problem}: {fix}")
 
 
 def tell_notes(collections: Iterable[Joined]) -> None:
     """Say how files were read and what is odd about them, each once."""
-    for message in dict.fromkeys(message for collection in collections for message in collection.notes):
+    # Several systems share a file of references, and its notes.
+    messages: dict[str, None] = {}
+    for collection in collections:
+        messages.update(dict.fromkeys(collection.notes))
+    for message in messages:
         note(message)
 
 
-def read_named(flags: Any, metric: Any, options: dict[str, Any]) -> tuple[Joined, dict[str, Any]]:
+def read_named(
+    flags: argparse.Namespace, metric: type[CaptionMetric], options: dict[str, Any]
+) -> tuple[Joined, dict[str, Any]]:
     """The files that a metric needs, as flags name them, and the options that flags set."""
     options_of_flags = {}
     for name in ("weights", "regions", "synonyms"):
@@ -168,6 +184,7 @@ def read_named(flags: Any, metric: Any, options: dict[str, Any]) -> tuple[Joined
             options_of_flags[name] = value
     checked = metric.Options.of(metric.name, {**options, **options_of_flags})
     medium = (metric.media or ("image",))[0]
+    # Precomputed box features are found by the ids of images, which then need not be here.
     needs_visuals = metric.media and not checked.images_are_ids
     if needs_visuals and flags.visuals is None:
         raise ValueError(f"{metric.name} looks at {medium}s: name their folder by --images or --videos")
@@ -184,6 +201,7 @@ def check_folder(out: Path, ours: Collection[str] = (), what: str = "", *, flag:
     """The names in the folder of a flag; a file is refused, and one that holds more than `what`, if given."""
     if out.exists() and not out.is_dir():
         raise file_error(out, f"is a file: choose a folder for {flag}")
+    # Tried, since permissions do not show that a disk is full or mounted read-only.
     try:
         try_writing(out)
     except OSError as error:
@@ -207,7 +225,8 @@ def write(name: str, path: Path | None, content: Any) -> None:
     if path is None:
         return
     if isinstance(content, Image):
-        content.save(file := io.BytesIO(), "PNG")
+        file = io.BytesIO()
+        content.save(file, "PNG")
         content = file.getvalue()
     elif not isinstance(content, (str, bytes)):
         content = json_text(content)
@@ -219,6 +238,7 @@ def write(name: str, path: Path | None, content: Any) -> None:
 
 def in_turn(*steps: Callable[[], object]) -> None:
     """Do one thing after the other, of which one that fails costs no other; then raise the first error."""
+    # Scores took hours, perhaps: a full disk under --json must not keep them from --per-caption.
     failures: list[Exception] = []
     for step in steps:
         try:
@@ -231,9 +251,13 @@ def in_turn(*steps: Callable[[], object]) -> None:
 
 def tell_without_caption(folder: Path, images: Iterable[Path], medium: str = "image") -> None:
     """Say which images of a folder no file has a caption of."""
-    files = {name for name in names_below(folder, medium) if bare(name, medium) != name}
-    used = {Path(image).relative_to(folder).as_posix() for image in images}
-    without = sorted(bare(name, medium) for name in files - used)
+    files = set()
+    for name in names_below(folder, medium):
+        # Only a name with an extension of the medium loses it: the folder may hold other files.
+        if bare(name, medium) != name:
+            files.add(name)
+    captioned = {Path(image).relative_to(folder).as_posix() for image in images}
+    without = sorted(bare(name, medium) for name in files - captioned)
     if without:
         count = f"{len(without):,} of {len(files):,} {medium}s of the folder"
         note(f"{count} have no caption ({some_of(without)})")

@@ -37,6 +37,7 @@ def run(arguments: list[str]) -> int:
         parser.error(f"{flags.files[0]} holds one system: name the file of another one to compare with")
     names = [system.name for system in systems]
     baseline = baseline_of(flags.baseline, names, flags.files if len(flags.files) == len(names) else ())
+    # One table has one row per system and one column per metric: a gap could not be tested against anything.
     for system in systems[1:]:
         if system.cells.keys() != systems[0].cells.keys():
             metrics = ", ".join(system.cells)
@@ -47,6 +48,7 @@ def run(arguments: list[str]) -> int:
         systems = _with_visuals(systems, flags.visuals)
     compared = compare_systems(systems, baseline, one_run=len(flags.files) == 1, flags=flags)
     print(show(compared, flags.format))
+    # Sentences are for people, and only in the units of the table above them.
     if len(systems) == 2 and flags.format is None and flags.digits is None and not flags.times_100:
         _print_tests(compared, baseline)
     write_page(flags, compared, ["compare", *arguments])
@@ -57,12 +59,15 @@ def _with_visuals(systems: Sequence[System], folder: Path) -> list[System]:
     """The systems with the files of their images, for the page."""
     visual = next(iter(systems[0].cells.values())).result.visual
     problems = Problems()
-    ids = {image_id: image_id for system in systems for image_id in system.ids}
-    paths = Folder(folder, visual).match(ids, problems)
+    file_names: dict[str, str] = {}  # results know ids only, so that an image is called by its id
+    for system in systems:
+        file_names.update(zip(system.ids, system.ids, strict=True))
+    paths = Folder(folder, visual).match(file_names, problems)
     problems.raise_if_any()
     with_images = []
     for system in systems:
-        with_images.append(replace(system, images=[paths[image_id] for image_id in system.ids]))
+        images = [paths[image_id] for image_id in system.ids]
+        with_images.append(replace(system, images=images))
     return with_images
 
 
@@ -80,14 +85,18 @@ def _print_tests(compared: Systems, baseline: str | None) -> None:
 
 def _read(files: Sequence[Path]) -> list[System]:
     systems: list[System] = []
-    again = len(files) == 2 and files[0] == files[1]  # to see that nothing differs
+    # A file may be compared with itself, to see that nothing differs.
+    again = len(files) == 2 and files[0] == files[1]
     names = [files[0].stem, f"{files[0].stem} (again)"] if again else names_of_files("FILE", files)
-    for name, path in zip(names, files, strict=True):
+    names_taken: set[str] = set()
+    for name_of_file, path in zip(names, files, strict=True):
         for system in _systems_in(path):
-            name_in_file = system.name or name
-            if system.name and system.name in [earlier.name for earlier in systems]:
-                name_in_file = f"{name}/{system.name}"
-            systems.append(replace(system, name=name_in_file))
+            name = system.name or name_of_file
+            # Two runs of one model have one name in two files.
+            if system.name in names_taken:
+                name = f"{name_of_file}/{system.name}"
+            names_taken.add(name)
+            systems.append(replace(system, name=name))
     return systems
 
 
@@ -96,17 +105,20 @@ def _systems_in(path: Path) -> list[System]:
     systems = []
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        # One system by one metric is written as the result itself, like `Result.to_dict`.
         several = isinstance(content, Mapping) and "systems" in content
         for entry in content["systems"] if several else [content]:
-            results = [Result.from_dict(result) for result in (entry["results"] if several else [entry])]
+            results = list(map(Result.from_dict, entry["results"] if several else [entry]))
+            # `Result.to_dict` alone, without a command, knows neither ids nor captions.
             empty = [""] * len(results[0].scores)
-            ids = [str(image_id) for image_id in entry.get("ids") or empty]
-            captions = [str(caption) for caption in entry.get("captions") or empty]
+            ids = list(map(str, entry.get("ids") or empty))
+            captions = list(map(str, entry.get("captions") or empty))
             cells = {result.metric: cell_of(result) for result in results}
             name = str(entry["system"]) if several else ""
             systems.append(System(name, ids, captions, cells))
         if not systems:
             raise ValueError("it has no system")
+    # Any JSON may be passed, so that its shape fails anywhere; deeply nested lists end the recursion.
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
         problem = f"is not a file of `capeval score --json`, or is damaged ({reason})"
@@ -120,16 +132,21 @@ def _systems_in(path: Path) -> list[System]:
 def names_of_files(flag: str, paths: Sequence[str | Path]) -> list[str]:
     """The names of systems by their files: without folders and extension, where these tell them apart."""
     # Links are followed: one file under two names would be compared with itself.
-    files = [path if str(path) == "-" else Path(os.path.realpath(path)) for path in map(Path, paths)]
+    files: list[Path] = []
     stems = []
-    for place, path in enumerate(files):
-        if path in files[:place]:
-            raise ValueError(f"{flag} {paths[place]} comes twice: name each system once")
-        stem = Path(path.stem).stem if path.suffix == ".gz" else path.stem
+    for path_of_flag in paths:
+        path = Path(path_of_flag)
+        if str(path) != "-":  # standard input
+            path = Path(os.path.realpath(path))
+        if path in files:
+            raise ValueError(f"{flag} {path_of_flag} comes twice: name each system once")
+        files.append(path)
+        stem = Path(path.stem).stem if path.suffix == ".gz" else path.stem  # of captions.json.gz
         stems.append("stdin" if stem == "-" else stem)
     names = []
-    for stem, given_path in zip(stems, paths, strict=True):
-        names.append(str(given_path) if stems.count(stem) > 1 else stem)
+    for stem, path_of_flag in zip(stems, paths, strict=True):
+        names.append(str(path_of_flag) if stems.count(stem) > 1 else stem)
+    # A stem may be another one's path: that of `x/a.json.json`, next to `a.json` and `b/a.json`.
     return names if len(set(names)) == len(names) else list(map(str, paths))
 
 
@@ -141,6 +158,7 @@ def baseline_of(name: str | None, names: Sequence[str], paths: Sequence[str | Pa
         raise ValueError(f"--baseline {name}: there is one system only, name several")
     if name in names:  # before files, since a system may be called as another one's file
         return name
+    # Not strict: a file that holds several systems has no name of its own.
     name_of_file = dict(zip(map(str, paths), names, strict=False))
     if name not in name_of_file:
         hint = did_you_mean(name, names)
@@ -167,20 +185,29 @@ def cell_of(result: Result, evidence: Mapping[int, Mapping[str, Any]] | None = N
 
 
 def compare_systems(
-    systems: Sequence[System], baseline: str | None, *, one_run: bool = True, flags: Any = None
+    systems: Sequence[System],
+    baseline: str | None,
+    *,
+    one_run: bool = True,
+    flags: argparse.Namespace | None = None,
 ) -> Systems:
     """The table of systems by metrics; Holm's correction is over the systems that one metric tests."""
-    base = next((system for system in systems if system.name == baseline), systems[0])
-    cells = {system.name: dict(system.cells) for system in systems}
+    base = systems[0]
+    cells: dict[str, dict[str, Cell]] = {}
+    for system in systems:
+        cells[system.name] = dict(system.cells)
+        if system.name == baseline:
+            base = system
     for metric in base.cells:
         tests: dict[str, Comparison] = {}
         for system in systems:
-            if system is not base:  # the first is shown without a test
-                test = _test(system.cells[metric].result, base.cells[metric].result, one_run=one_run)
-                if isinstance(test, Comparison):
-                    tests[system.name] = test
-                else:
-                    cells[system.name][metric] = replace(system.cells[metric], no_test=test)
+            if system is base:  # its cell is shown without a test
+                continue
+            test = _test(system.cells[metric].result, base.cells[metric].result, one_run=one_run)
+            if isinstance(test, Comparison):
+                tests[system.name] = test
+            else:
+                cells[system.name][metric] = replace(system.cells[metric], no_test=test)
         # Each metric asks its own question; the systems that it tests share the risk of a chance result.
         adjusted = holm([test.p_value for test in tests.values()])
         for (name, test), p_value in zip(tests.items(), adjusted, strict=True):
@@ -196,15 +223,18 @@ def compare_systems(
             }
             cells[name][metric] = replace(cells[name][metric], test=content, comparison=test)
     results = [cell.result for cell in base.cells.values()]
-    tested = len(systems) - 1
+    correction = ""
+    system_count = len(systems) - 1  # that are tested
+    if system_count > 1:
+        correction = f"Holm's correction for the {system_count} systems that each metric tests"
     compared = Systems(
         [replace(system, cells=cells[system.name]) for system in systems],
-        columns=[_facts(result) for result in results],
+        columns=list(map(_facts, results)),
         baseline=baseline,
         visual=results[0].visual,
         level=_LEVEL,
         test=TEST.format(results[0].visual),
-        correction=f"Holm's correction for the {tested} systems that each metric tests" if tested > 1 else "",
+        correction=correction,
         digits=getattr(flags, "digits", None),
         times_100=getattr(flags, "times_100", False),
     )
@@ -213,7 +243,8 @@ def compare_systems(
 
 def _test(result: Result, base: Result, *, one_run: bool) -> Comparison | str:
     """The test of a result against the baseline's, or why there is none."""
-    # Results of one run have one setting; others are refused where theirs differ.
+    # Results of one run have one setting; others are refused where theirs differ, and then there is no
+    # table at all. So of several files only the error that the data allow no test becomes a note.
     expected = ValueError if one_run else NoTestError
     try:
         compare = result.compare_within_run if one_run else result.compare
@@ -232,10 +263,18 @@ def _facts(result: Result) -> Any:
     """The class of the metric of a result, or a stand-in for a metric that is not installed."""
     try:
         return metric_of(result.signature)
-    except ValueError:  # of a package that is not installed here
-        facts: dict[str, Any] = {"relative": None, "summary": "", "paper": "", "higher_is_better": True}
-        facts["part_titles"] = {}
-        return SimpleNamespace(name=result.metric, title=result.metric, range=(nan, nan), **facts)
+    # Its package may not be installed here: the numbers of the file can be compared all the same.
+    except ValueError:
+        return SimpleNamespace(
+            name=result.metric,
+            title=result.metric,
+            range=(nan, nan),
+            relative=None,
+            summary="",
+            paper="",
+            higher_is_better=True,
+            part_titles={},
+        )
 
 
 def _messages(compared: Systems) -> list[str]:
@@ -243,6 +282,7 @@ def _messages(compared: Systems) -> list[str]:
     owners_of: dict[str, list[str]] = {}
 
     def written(difference: float) -> str:
+        # In the units and digits of the table, next to which the notes are read.
         return signed(compared.scaled(difference), compared.decimals(4))
 
     for system in compared.systems:
@@ -267,10 +307,10 @@ def _messages(compared: Systems) -> list[str]:
             owner = system.name if len(compared.columns) == 1 else f"{system.name} by {column.title}"
             for reason in filter(None, reasons):
                 owners_of.setdefault(reason, []).append(owner)
-    cells = len(compared.systems) * len(compared.columns)
+    cell_count = len(compared.systems) * len(compared.columns)
     messages = []
     for reason, owners in owners_of.items():
-        messages.append(reason if len(owners) == cells else f"{', '.join(owners)}: {reason}")
+        messages.append(reason if len(owners) == cell_count else f"{', '.join(owners)}: {reason}")
     return messages
 
 
@@ -284,17 +324,19 @@ class Groups:
     @classmethod
     def of(cls, column: str, compared: Systems) -> Groups:
         """The groups of compared systems, by the labels of their captions."""
-        cells: dict[str, dict[str, dict[str, Cell]]] = {}
+        cells: dict[str, dict[str, dict[str, Cell]]] = {}  # by label, system and metric
         for system in compared.systems:
             for metric, cell in system.cells.items():
                 for label, result in cell.result.by(system.labels or []).items():
-                    cells.setdefault(label, {}).setdefault(system.name, {})[metric] = cell_of(result)
+                    cells_of_label = cells.setdefault(label, {})
+                    cells_of_label.setdefault(system.name, {})[metric] = cell_of(result)
         by_label = {}
-        for label, of_systems in cells.items():
+        for label, cells_of_label in cells.items():
             systems = []
             for system in compared.systems:
-                if system.name in of_systems:
-                    systems.append(replace(system, cells=of_systems[system.name]))
+                # A label may be one of some systems only: each has captions, and labels, of its own.
+                if system.name in cells_of_label:
+                    systems.append(replace(system, cells=cells_of_label[system.name]))
             # Tests are of all captions together: those of many small groups would find something by chance.
             group = replace(compared, systems=systems, baseline=None, test="", correction="")
             by_label[label] = replace(group, messages=_messages(group))
@@ -306,10 +348,11 @@ class Groups:
         several = any(len(group.systems) > 1 for group in self.by_label.values())
         for label, systems in self.by_label.items():
             for system in systems.systems:
-                result = next(iter(system.cells.values())).result
+                result = next(iter(system.cells.values())).result  # all metrics have the same captions
                 name = f"{label or '(none)'} ({result.counts.captions:,})"
                 rows.append(replace(system, name=f"{system.name}, {name}" if several else name))
         first = next(iter(self.by_label.values()))
+        # Not ranked: a group of easy captions is not better than one of hard ones.
         table = replace(first, systems=rows, messages=(), ranked=False)
         weighed = []
         for column in first.columns:
@@ -340,7 +383,9 @@ def show(systems: Systems, form: str | None, groups: Groups | None = None) -> st
         tables.append(groups_table(groups, form))
     if form in (None, "text"):
         return "\n\n".join(table.text() for table in tables)
-    texts = [table.markdown() if form == "markdown" else table.latex() for table in tables]
+    texts = []
+    for table in tables:
+        texts.append(table.markdown() if form == "markdown" else table.latex())
     return "\n".join(texts).rstrip("\n")
 
 
@@ -362,10 +407,18 @@ def systems_content(systems: Systems, *, brief: bool = False) -> dict[str, Any]:
         entry["results"] = []
         for cell in system.cells.values():
             content = {**cell_content(cell, evidence=not brief), "test": cell.test}
-            entry["results"].append({name: content[name] for name in _BRIEF} if brief else content)
+            if brief:
+                content = {name: content[name] for name in _BRIEF}
+            entry["results"].append(content)
         entries.append(entry)
-    names = ("baseline", "test", "correction", "level", "messages")
-    return {**{name: getattr(systems, name) for name in names}, "systems": entries}
+    return {
+        "baseline": systems.baseline,
+        "test": systems.test,
+        "correction": systems.correction,
+        "level": systems.level,
+        "messages": systems.messages,
+        "systems": entries,
+    }
 
 
 def cell_content(cell: Cell, *, evidence: bool = True) -> dict[str, Any]:
@@ -373,5 +426,6 @@ def cell_content(cell: Cell, *, evidence: bool = True) -> dict[str, Any]:
     content = {**cell.result.to_dict(), "corpus": cell.result.corpus}
     content |= {"interval": cell.interval and vars(cell.interval)}
     if evidence and cell.result.evidence is not None:
+        # A list, since JSON has no keys that are numbers; by index, as evidence may be computed when read.
         content["evidence"] = [cell.result.evidence[i] for i in range(len(cell.result.scores))]
     return content

@@ -35,6 +35,7 @@ def _write_files(folder: Path) -> None:
     if folder.exists():
         raise FileExistsError(f"--out {folder} exists: name a folder to be made")
     items = demo_set()
+    # A file of captions per kind, as if each kind were a system: {image id: caption}.
     files: dict[str, dict[str, Any]] = {}
     for field in (*KINDS.values(), "references"):
         files[field] = {item.id: getattr(item, field) for item in items}
@@ -56,15 +57,20 @@ def _print_scores() -> None:
     systems = []
     for kind, field in KINDS.items():
         captions[kind] = [getattr(item, field) for item in items]
-        cells = {name: cell_of(results[name][kind]) for name in METRICS}
+        cells = {}
+        for name in METRICS:
+            cells[name] = cell_of(results[name][kind])
         systems.append(System(kind, ids, captions[kind], cells))
     about = f"{count} drawn images, each with a good caption, one that is wrong in a word, and one of another"
     print(paragraph(f"{about} image. The first {_SHOWN}:"), end="\n\n")
     rows = [["IMAGE", *titles, "KIND", "CAPTION"]]
     for i, item in enumerate(items[:_SHOWN]):
         for kind, texts in captions.items():
-            scores = [f"{results[name][kind].scores[i]:.3f}" for name in METRICS]
-            rows.append([item.image.name if kind == "good" else "", *scores, kind, texts[i]])
+            row = [item.image.name if kind == "good" else ""]  # once for its captions
+            for name in METRICS:
+                row.append(f"{results[name][kind].scores[i]:.3f}")
+            rows.append([*row, kind, texts[i]])
     print(table(rows), end="\n\n")
+    # The good captions are the baseline, so that the table tests how surely the others score below them.
     means = stacked_table(compare_systems(systems, systems[0].name))
     print(f"Means of all {count} images:", means.text(), sep="\n\n", end="\n\n")

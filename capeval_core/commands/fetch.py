@@ -26,7 +26,7 @@ def run(arguments: list[str]) -> int:
         print(f"{', '.join(flags.names)}: nothing is needed")
     if flags.dry_run:
         return 0
-    if not flags.accept and not accepted(items):
+    if not flags.accept and not accepted(items):  # before anything is fetched, and for all items together
         return 2
     wishes = Wishes(sources=sources, locked=flags.locked, update=flags.update, lock=flags.lock)
     try:
@@ -56,6 +56,7 @@ def accepted(items: Sequence[Item]) -> bool:
     closed = closed_items(items)
     if not closed:
         return True
+    # A script cannot accept terms by an answer that happens to be in its input.
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         refuse_closed(items, "pass --accept, if you accept these terms")
     titles = ", ".join(item.title for item in closed)
@@ -70,18 +71,22 @@ def accepted(items: Sequence[Item]) -> bool:
 def _sources(items: Sequence[Item], sources: Sequence[str]) -> dict[str, str]:
     """Files and addresses of --from, by the name of the file that each stands for."""
     names = replaceable_names(items)
-    missing = [item.files[0].name for item in items if item.takes_copies and item.place is None]
+    missing_names = []
+    for item in items:
+        if item.takes_copies and item.place is None:
+            missing_names.append(item.files[0].name)
     by_name = {}
     for source in sources:
-        path = urlsplit(source).path if is_address(source) else source
+        path = urlsplit(source).path if is_address(source) else source  # without a `?download=1`
         name = Path(path).name
-        if name not in names:
-            # It may have another name, where it can stand for one file only.
-            if len(missing) != 1:
-                fix = f"it is none of {', '.join(names)}: give it one of these names"
-                if not names:
-                    fix = "all of this comes from the Hub as it is: copy the cache of huggingface_hub instead"
-                raise wrong_option("from", source, "cannot be told what it stands for", fix)
-            name = missing[0]
-        by_name[name] = source
+        if name in names:
+            by_name[name] = source
+            continue
+        # It may have another name, where it can stand for one file only.
+        if len(missing_names) != 1:
+            fix = f"it is none of {', '.join(names)}: give it one of these names"
+            if not names:
+                fix = "all of this comes from the Hub as it is: copy the cache of huggingface_hub instead"
+            raise wrong_option("from", source, "cannot be told what it stands for", fix)
+        by_name[missing_names[0]] = source
     return by_name

@@ -29,23 +29,32 @@ def run(arguments: list[str]) -> int:
     parts = [name for name in ("metrics", "weights", "bibtex") if getattr(flags, name)]
     metrics = every_class()
     if flags.json:
-        tiny = {metric.name: metric.tiny for metric in metric_classes().values() if metric.tiny}
+        tiny: dict[str, str] = {}
+        for name, metric in metric_classes().items():
+            if metric.tiny:
+                tiny[name] = metric.tiny
         content: dict[str, Any] = {
             "metrics": [*map(_described, metrics)],
             "weights": [*map(_entry_described, WEIGHTS)],
             "tiny": tiny,
             "bibtex": _bibtex_of(metrics),
         }
-        print(json_text({name: content[name] for name in parts or ("metrics", "weights", "tiny")}), end="")
+        # For programs, which have the papers with each metric already.
+        selected_parts = parts or ["metrics", "weights", "tiny"]
+        print(json_text({name: content[name] for name in selected_parts}), end="")
         return 0
     tables = {"metrics": _metrics_table, "weights": _weights_table, "bibtex": _bibtex_of, "papers": _papers}
-    print("\n\n".join(tables[name](metrics) for name in parts or ("metrics", "weights", "papers")))
+    selected_parts = parts or ["metrics", "weights", "papers"]
+    print("\n\n".join(tables[name](metrics) for name in selected_parts))
     return 0
 
 
 def _bibtex_of(metrics: list[type[CaptionMetric]]) -> str:
     """The papers of metrics as entries of BibTeX, each once; as a comment one that has no entry."""
-    entries = [metric.bibtex.strip() or f"% {metric.name}: {metric.paper}" for metric in metrics]
+    entries = []
+    for metric in metrics:
+        entries.append(metric.bibtex.strip() or f"% {metric.name}: {metric.paper}")
+    # PAC-S and RefPAC-S are of one paper, and a key that comes twice is an error to BibTeX.
     return "\n\n".join(dict.fromkeys(entries))
 
 
@@ -66,15 +75,16 @@ def advice(have: Sequence[str] = ()) -> list[list[str]]:
     from capeval_core.judgements.tables import published
 
     rows = []
-    media = {name.rstrip("s") for name in have if name in ("images", "videos")}
+    media = {medium for medium in ("image", "video") if f"{medium}s" in have}
     columns = help_texts()["list --advise"]["agreement"].items()
     for metric in every_class():
         facts = metric.advice
         if not facts or not _fits(metric, have, media):
             continue
         agreement = []
-        for name, column in columns:
-            cell = published(name, metric.title, column)
+        for set_name, column in columns:
+            cell = published(set_name, metric.title, column)
+            # The judged sets are of images: what is published there does not hold for videos.
             agreement.append(f"{cell.value:.1f}" if cell and not metric.variant else "-")
         name = metric.name if metric.variant is None else f"{metric.name} ({metric.variant})"
         cost = f"{facts['seconds']:,}" if "seconds" in facts else "-"
@@ -90,10 +100,12 @@ def _fits(metric: type[CaptionMetric], have: Sequence[str], media: set[str]) -> 
     # Without any input named, the advice is about all metrics.
     if (media or "references" in have) and (lacks_visual or lacks_references):
         return False
+    # A metric without weights is code of this package alone; weights without a licence allow nothing.
     weights = metric.default_weights
     licence = weights.licence if weights else "MIT"
     if "licence" in have and (not licence or restriction_of(licence)):
         return False
+    # A long caption is one that ViLBERTScore's 37 and CLIP's 77 tokens would cut.
     if "long" in have and metric.advice["reads"] in ("37", "77"):
         return False
     return not ("cpu" in have and metric.advice.get("slow"))
@@ -110,7 +122,7 @@ def _metrics_table(metrics: list[type[CaptionMetric]]) -> str:
     rows = [["METRIC", "RANGE", "WITH", "TITLE"]]
     for metric in metrics:
         about = MetricDescription(metric)
-        extent = "-" if about.relative else about.range
+        extent = "-" if about.relative else about.range  # z-scores within a set have no ends
         rows.append([metric.name, extent, _needs(metric), metric.title])
     return table(rows)
 
@@ -119,7 +131,11 @@ def _weights_table(metrics: list[type[CaptionMetric]]) -> str:
     """Two lines each, since ids on the Hub are long."""
     lines = ["WEIGHTS"]
     for entry in WEIGHTS:
-        names = dict.fromkeys(m.name for m in metrics if m.default_weights == entry)
+        names: list[str] = []
+        for metric in metrics:
+            # A metric on images and on videos is in the list twice, with the same weights.
+            if metric.default_weights == entry and metric.name not in names:
+                names.append(metric.name)
         default = f" (default of {', '.join(names)})" if names else ""
         lines += [entry.name, f"  {entry.title}; licence: {licence_in_words(entry)}{default}"]
     lines += ["tiny", "  packaged, needs no network, knows drawn scenes only; licence: Apache-2.0"]
@@ -127,8 +143,13 @@ def _weights_table(metrics: list[type[CaptionMetric]]) -> str:
 
 
 def _papers(metrics: list[type[CaptionMetric]]) -> str:
-    papers: dict[str, dict[str, None]] = {}
+    """The paper of every metric, once, under the names of its metrics."""
+    papers: dict[str, list[str]] = {}
     for metric in metrics:
-        papers.setdefault(metric.paper, {})[metric.name] = None
-    lines = [", ".join(names) + "\n" + paragraph(paper, "  ") for paper, names in papers.items()]
-    return "\n".join(["PAPERS", *lines])
+        names = papers.setdefault(metric.paper, [])
+        if metric.name not in names:
+            names.append(metric.name)
+    lines = ["PAPERS"]
+    for paper, names in papers.items():
+        lines += [", ".join(names), paragraph(paper, "  ")]
+    return "\n".join(lines)

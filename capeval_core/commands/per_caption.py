@@ -35,21 +35,39 @@ def write(path: Path | None, systems: Sequence[System], group_by: str | None = N
         return
     tables = []
     for system in systems:
-        columns: dict[str, Any] = {} if len(systems) == 1 else {"system": [system.name] * len(system.ids)}
-        columns |= {"id": list(system.ids), "caption": list(system.captions)}
+        columns: dict[str, Any] = {}
+        if len(systems) > 1:
+            columns["system"] = [system.name] * len(system.ids)
+        columns["id"] = list(system.ids)
+        columns["caption"] = list(system.captions)
+        # A column of labels that is called `id` or `caption` is in the file already.
         if system.labels is not None and group_by is not None and group_by not in columns:
             columns[group_by] = list(system.labels)
-        errors: list[dict[str, None]] = [{} for _ in system.ids]
+        reasons: dict[int, list[str]] = {}
         for name, cell in system.cells.items():
             result = cell.result
-            columns[result.key] = [score if math.isfinite(score) else None for score in result.scores]
-            columns |= {f"{name}.{part}": plain(values) for part, values in result.parts.items()}
+            columns[result.key] = _finite(result.scores)
+            for part, values in result.parts.items():
+                columns[f"{name}.{part}"] = plain(values)
             for index, reason in result.errors.items():
-                errors[index][reason] = None
-        columns["error"] = pa.array(["; ".join(reasons) or None for reasons in errors], pa.string())
+                reasons_of_caption = reasons.setdefault(index, [])
+                # Metrics that share an encoder fail for one reason, which is said once.
+                if reason not in reasons_of_caption:
+                    reasons_of_caption.append(reason)
+        errors: list[str | None] = [None] * len(system.ids)
+        for index, reasons_of_caption in reasons.items():
+            errors[index] = "; ".join(reasons_of_caption)
+        # The type is stated, as a column without any error would have the type null.
+        columns["error"] = pa.array(errors, pa.string())
         tables.append(pa.table(columns))
+    # Permissive: a part that is null for all captions of one system has a type in another's table.
     table = pa.concat_tables(tables, promote_options="permissive")
     common.write(_FLAG, path, _csv(table) if path.suffix.lower() == ".csv" else _parquet(table))
+
+
+def _finite(scores: Sequence[float]) -> list[float | None]:
+    """Scores with None for NaN, which CSV and JSON have no word for."""
+    return [score if math.isfinite(score) else None for score in scores]
 
 
 def _parquet(table: pa.Table) -> bytes:
@@ -63,7 +81,11 @@ def _csv(table: pa.Table) -> str:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(table.column_names)
-    columns = [column.to_pylist() for column in table.columns]
-    for row in zip(*columns, strict=True):
-        writer.writerow([json.dumps(value) if isinstance(value, list) else value for value in row])
+    columns = []
+    for column in table.columns:
+        values = column.to_pylist()
+        if pa.types.is_nested(column.type):
+            values = [None if value is None else json.dumps(value) for value in values]
+        columns.append(values)
+    writer.writerows(zip(*columns, strict=True))
     return text.getvalue()

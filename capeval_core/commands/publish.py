@@ -23,16 +23,22 @@ def run(arguments: list[str]) -> int:
     parser = parser_of(f"publish {kind}", "publish", "publish KIND", f"publish {kind}", **words)
     flags = parser.read(arguments_left)
     space = flags.namespace
+    publications: list[Publication] = []
     if kind == "modules":
-        names = flags.names or METRICS
-        publications = [publishing.metric_space(name, space, flags.install_from) for name in names]
+        for name in flags.names or METRICS:
+            publications.append(publishing.metric_space(name, space, flags.install_from))
     elif kind == "cards":
-        publications = [publishing.card(name, space) for name in flags.names]
+        for name in flags.names:
+            publications.append(publishing.card(name, space))
     else:
-        publications = [publishing.weights(flags.folder, space, flags.name, flags.permission, flags.private)]
+        weights = publishing.weights(flags.folder, space, flags.name, flags.permission, flags.private)
+        publications.append(weights)
     if flags.dry_run:
+        # The plan first, then everything that would be refused, so that one trial finds all of it.
         print("\n".join(map(_planned, publications)))
-        refusals = [refusal for publication in publications for refusal in publication.refusals]
+        refusals: list[str] = []
+        for publication in publications:
+            refusals += publication.refusals
         if refusals:
             raise ValueError("\n".join(refusals))
         if kind == "modules":
@@ -47,6 +53,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _planned(publication: Publication) -> str:
+    """The address, the files with their sizes, and what stays here."""
     rows = []
     for path, content in sorted(publication.files.items()):
         size = len(content) if isinstance(content, bytes) else content.stat().st_size
@@ -57,5 +64,8 @@ def _planned(publication: Publication) -> str:
 
 def _not_sent(publication: Publication) -> list[str]:
     """One line that names the other files in the folder, where there are any."""
-    names = ", ".join(name if name.isprintable() else ascii(name) for name in publication.not_sent)
-    return [f"  not sent: {names}"] if names else []
+    names = []
+    for name in publication.not_sent:
+        # A name may hold control characters, which a terminal would obey.
+        names.append(name if name.isprintable() else ascii(name))
+    return [f"  not sent: {', '.join(names)}"] if names else []

@@ -29,26 +29,27 @@ def run(arguments: list[str]) -> int:
     problems = Problems()
     paths = paths_by_id(flags.images, problems)
     problems.raise_if_any()
-    images = {image_id: InputImage.of(path, f"image of {image_id!r}") for image_id, path in paths.items()}
     # Before the detector is opened, which takes seconds, and again with the settings that it determines.
     _check_folder(flags.out)
     source, selection = _open(flags)
     encoder: Any = source.encoder
     _check_folder(flags.out, Manifest(source.label, selection, flags.dtype, encoder.fingerprint))
-    missing = {
-        image_id: image for image_id, image in images.items() if not _has_file(flags.out, image_id, image)
-    }
-    stored_count = len(images) - len(missing)
+    missing: dict[str, InputImage] = {}
+    for image_id, path in paths.items():
+        image = InputImage.of(path, f"image of {image_id!r}")
+        if not _has_file(flags.out, image_id, image):
+            missing[image_id] = image
+    stored_count = len(paths) - len(missing)
     resumed = f"what is in {flags.out} is kept: run the same command again to resume"
-    bar = tqdm(total=len(images), initial=stored_count, unit="image", disable=None)
+    bar = tqdm(total=len(paths), initial=stored_count, unit="image", disable=None)
     with interruptible(resumed), bar:
         box_counts, errors = _write_missing(flags.out, missing, encoder, selection, bar)
     counts = f"{len(box_counts):,} written, {stored_count:,} found, {len(errors):,} failed"
     if box_counts:
         counts += f" ({sum(box_counts) / len(box_counts):.1f} boxes each)"
     summary(["images", counts], ["encoder", f"{source.label}, {selection}, {flags.dtype}"])
-    tell_reasons(errors, len(images), "images")
-    if len(errors) == len(images):
+    tell_reasons(errors, len(paths), "images")
+    if len(errors) == len(paths):
         return 1
     print(f"score with them: pass --regions {shlex.quote(str(flags.out))} to a metric on regions")
     return 0
@@ -66,6 +67,7 @@ def _write_missing(
             errors.append(visual.error)
         else:
             features = replace(visual.load(), selection=selection)
+            # With the digest of the image, so that another image of the same id is not taken for it.
             write("--out", out / f"{image_id}{EXTENSION}", npz_bytes(features, visual.content))
             box_counts.append(len(features))
         bar.update()
@@ -73,7 +75,7 @@ def _write_missing(
 
 
 def _has_file(out: Path, image_id: str, image: InputImage) -> bool:
-    """Whether the folder has readable box features of exactly this image."""
+    """True if the folder has readable box features of exactly this image."""
     path = out / f"{image_id}{EXTENSION}"
     try:
         return path.exists() and is_whole(path, image.key)
@@ -90,6 +92,7 @@ def _open(flags: Namespace) -> tuple[BoxSource, str]:
     if source.encoder is None:
         fix = "pass weights of a region encoder (a Hub id, a folder, or 'tiny')"
         raise wrong_option("weights", weights, "is box features already, which need no encoder", fix)
+    # X-152's release keeps all proposals, by one rule. The flag's default is not a wish for another one.
     selection: str = getattr(source.encoder, "only_selection", flags.selection)
     if selection != flags.selection != "bua10_100":
         problem = "is not a choice of this region encoder, which has one rule"
@@ -111,6 +114,7 @@ def _check_folder(out: Path, manifest: Manifest | None = None) -> None:
             out.mkdir(parents=True, exist_ok=True)
             write("--out", out / MANIFEST, manifest.text())
     elif manifest is not None:
+        # A metric would read boxes of both settings as if they were of one.
         differences = []
         # By its fingerprint, as the encoder's name may have changed, like that of a folder.
         if stored.fingerprint != manifest.fingerprint:

@@ -13,23 +13,26 @@ import sys
 import textwrap
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from string import Template
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from capeval_core import errors
 from capeval_core.errors import did_you_mean
+from capeval_core.options import OptionDescription
 from capeval_core.project import __version__
 
+_Number = TypeVar("_Number", int, float)
 _WIDEST = 100  # lines longer than this are hard to read
 _WRAPPING: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 
 
 def complain(message: str) -> None:
     """One message to the user, on stderr."""
+    # stdout is for results, which go into files and other programs.
     print(f"capeval: {message}", file=sys.stderr, flush=True)
 
 
@@ -48,22 +51,29 @@ def table(rows: Sequence[Sequence[str]], *, indent: str = "", wrap: bool = True)
     """Rows of cells in aligned columns; the last column is wrapped to the terminal."""
     columns = list(zip(*rows, strict=True))
     widths = [max(map(len, column)) for column in columns[:-1]]
-    # Two blanks part the columns; the lines of a wrapped cell begin where its first one does.
+    # Two blanks part the columns; the lines of a wrapped cell begin where its first one does:
+    #
+    #     METRIC  RANGE  TITLE
+    #     pacs    0..2   a title that is longer
+    #                    than the terminal
     margin = len(indent) + sum(widths) + 2 * len(widths)
+    # On a narrow terminal the last column keeps 20 characters and runs over the edge: one of 3 is unreadable.
     space = max(terminal_width() - margin, 20) if wrap else sys.maxsize
     lines = []
     for row in rows:
         start = indent
         for cell, width in zip(row, widths, strict=False):
             start += f"{cell:<{width}}  "
-        wrapped = textwrap.wrap(row[-1], space, **_WRAPPING) or [""]
-        lines.append((start + wrapped[0]).rstrip())
-        lines += [" " * margin + line for line in wrapped[1:]]
+        first_line, *more_lines = textwrap.wrap(row[-1], space, **_WRAPPING) or [""]
+        lines.append((start + first_line).rstrip())
+        for line in more_lines:
+            lines.append(" " * margin + line)
     return "\n".join(lines)
 
 
 def summary(*rows: Sequence[str]) -> None:
     """Print the outcome of a command, in lines that are not wrapped."""
+    # A signature or a path is copied whole; a line break in it would be copied, too.
     print(table(rows, wrap=False), flush=True)
 
 
@@ -77,10 +87,12 @@ def paragraph(text: str, indent: str = "") -> str:
 
 
 def _number(
-    kind: Callable[[str], Any], is_valid: Callable[[Any], bool], expected: str
-) -> Callable[[str], Any]:
-    def number(text: str) -> Any:
-        value = kind(text)
+    kind: Callable[[str], _Number], is_valid: Callable[[_Number], bool], expected: str
+) -> Callable[[str], _Number]:
+    """A reader of numbers of a kind that are valid."""
+
+    def number(text: str) -> _Number:
+        value = kind(text)  # argparse turns its ValueError into a message
         if not is_valid(value):
             raise argparse.ArgumentTypeError(f"expected {expected}, found {text}")
         return value
@@ -93,6 +105,7 @@ def _setting(text: str) -> tuple[str, str, Any]:
     match = re.fullmatch(r"([^.=]+)\.([^=]+)=(.*)", text, re.DOTALL)
     if match is None:
         raise argparse.ArgumentTypeError(f"expected METRIC.OPTION=VALUE, e.g. pacs.device=cuda, found {text}")
+    # JSON for numbers, truth values and lists; what is none is a text, which so needs no quotes in a shell.
     value: Any = match[3]
     with suppress(json.JSONDecodeError):
         value = json.loads(value)
@@ -132,6 +145,8 @@ TYPES: dict[str, Callable[[str], Any]] = {
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
+    """argparse's help, without its breaks at the hyphens of addresses and of names of weights."""
+
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, **_WRAPPING)
 
@@ -149,6 +164,7 @@ class Parser(argparse.ArgumentParser):
             description="\n".join(map(paragraph, about.split("\n"))),
             epilog="\n\n".join(map(paragraph, filter(None, epilog.split("\n")))),
             formatter_class=partial(_Help, max_help_position=26, width=terminal_width()),
+            # `--ref` would be --references today, and ambiguous, or another flag, in the next version.
             allow_abbrev=False,
             **settings,
         )
@@ -164,6 +180,7 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, arguments: Sequence[str]) -> argparse.Namespace:
         """The arguments, or status 2 with a message; files that cannot be written are refused, too."""
+        # Before argparse, which complains of a missing argument first, and suggests nothing.
         for argument in arguments:
             name = argument.partition("=")[0]
             if name.startswith("--") and argument != "--" and name not in self._option_string_actions:
@@ -178,6 +195,7 @@ class Parser(argparse.ArgumentParser):
             if value is None or action.type not in (Path, _input, _output):
                 continue
             name = (action.option_strings or [str(action.metavar)])[0]
+            # All flags before this one: an output must overwrite neither an input nor another output.
             if action.type is _output:
                 check_output(name, value, files)
             for path in value if isinstance(value, list) else [value]:
@@ -196,11 +214,13 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"{action.option_strings[0]} is given {times} times: give it once")
 
     def error(self, message: str) -> NoReturn:
+        """End with status 2 and the message; argparse would print the whole usage before it."""
         message = message.removeprefix("argument ").replace("expected one argument", "a value is missing")
         complain(f"{message}\n(see {self.prog} --help)")
         self.exit(2)
 
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        """Refuse what is not among the choices, with the nearest one; of names every single one."""
         choices = list(map(str, action.choices or ()))
         for entry in value if isinstance(value, list) else [value]:
             if choices and str(entry) not in choices:
@@ -219,9 +239,10 @@ def check_output(name: str, out: Path, files: Sequence[tuple[str, Any]] = ()) ->
     elif not out.parent.is_dir():
         reason = f"there is no folder {out.parent}"
     else:
-        for other_name, path in files:
+        for flag_name, path in files:
+            # Resolved: a link, or another spelling, is the same file.
             if Path(path).resolve() == out.resolve():
-                reason = f"it is the file of {other_name}, which it would overwrite"
+                reason = f"it is the file of {flag_name}, which it would overwrite"
                 break
     if not reason and not os.access(out if out.exists() else out.parent, os.W_OK):
         reason = "it cannot be written (permission denied)"
@@ -238,7 +259,10 @@ def help_texts() -> dict[str, Any]:
 def _filled(value: Any, words: Mapping[str, object]) -> Any:
     """A part of `help.toml` with `words` in place of `$name`."""
     if isinstance(value, dict):
-        return {_filled(key, words): _filled(part, words) for key, part in value.items()}
+        filled = {}
+        for key, part in value.items():
+            filled[_filled(key, words)] = _filled(part, words)  # names of flags hold words, too
+        return filled
     if not isinstance(value, str):
         return value
     shared = {"files": help_texts()["files"]["epilog"], "shards": help_texts()["collection"]["epilog"]}
@@ -260,6 +284,7 @@ def parser_of(command: str, *tables: str, options: Sequence[Any] = (), **words: 
     for title, flags in groups:
         for name, entry in flags.items():
             group = parser if title == "arguments" else parser.group(title)
+            # Most flags are a text alone: `"--json FILE" = "..."`.
             flag(group, name, **(entry if isinstance(entry, dict) else {"help": entry}))
     for class_ in options:
         add_options(parser, (class_.__doc__ or "").partition(".")[0], {"": class_})
@@ -303,6 +328,7 @@ def flag(group: argparse._ActionsContainer, name: str, help: str, **settings: An
     """
     name, _, word = name.partition(" ")
     kind = TYPES[settings.pop("type")] if "type" in settings else str
+    # `--out FOLDER` takes a value, `--force` alone is a switch.
     if word:
         settings = {"metavar": word, "type": kind, **settings}
     elif name.startswith("-"):
@@ -317,7 +343,9 @@ def flag(group: argparse._ActionsContainer, name: str, help: str, **settings: An
     group.add_argument(*name.split(","), help=help or argparse.SUPPRESS, **settings)
 
 
-def add_options(parser: Parser, title: str, classes: Mapping[str, Any], leave_out: Any = ()) -> None:
+def add_options(
+    parser: Parser, title: str, classes: Mapping[str, Any], leave_out: Collection[str] = ()
+) -> None:
     """A flag for every option of classes of `Settings`, of metrics by name; each is for all that have it.
 
     The options class, not the flag, checks values and knows the defaults.
@@ -330,14 +358,16 @@ def add_options(parser: Parser, title: str, classes: Mapping[str, Any], leave_ou
     for name, entries in flags.items():
         # An option of several metrics is one flag, with their texts where these differ.
         option = entries[0][1]
-        metrics_of_text: dict[str, list[str]] = {}
+        metrics_of_text: dict[str, list[str]] = {}  # in the order of the metrics
         for metric, option_of_metric in entries:
             metrics_of_text.setdefault(_help_of(option_of_metric), []).append(metric)
         texts = []
         for text, metrics in metrics_of_text.items():
             texts.append(text if len(metrics) == len(classes) else f"{', '.join(metrics)}: {text}")
+        # Suppressed: a flag that is not given is no argument at all, so that the class's default holds.
         settings: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": "; ".join(texts)}
         flag_name = name.replace("_", "-")
+        # A text is the name of a switch to the option's only value: --exif-turn for exif="turn".
         if isinstance(option.flag, str):
             flag_name = option.flag
             settings |= {"action": "store_const", "const": option.choices[0]}
@@ -353,8 +383,9 @@ def add_options(parser: Parser, title: str, classes: Mapping[str, Any], leave_ou
         parser.group(title).add_argument(f"--{flag_name}", **settings)
 
 
-def _help_of(option: Any) -> str:
-    # A help text names what None means; here None is a flag that is not given.
+def _help_of(option: OptionDescription) -> str:
+    """The help of an option's flag, with its default and its choices."""
+    # A help text names what None means; here None is a flag that is not given. argparse formats by `%`.
     text: str = option.help.replace("None: ", "default: ").replace("%", "%%")
     if option.type != "bool" and option.default not in (None, ""):
         text += f" (default: {option.default})"
@@ -371,7 +402,7 @@ INTERRUPTED = 130
 
 def leave(*_: object) -> None:
     """Handle SIGINT where nothing is lost: imports of C++ would not survive an exception."""
-    os.write(2, b"capeval: interrupted\n")
+    os.write(2, b"capeval: interrupted\n")  # not print: the interrupted code may hold stderr's lock
     os._exit(INTERRUPTED)
 
 
@@ -387,6 +418,7 @@ def interruptible(how: str) -> Iterator[None]:
         raise KeyboardInterrupt(f"interrupted; {how}") from None
     finally:
         if leaves:
+            # A second Ctrl-C may come just before the handler is changed: the first one says enough.
             with suppress(KeyboardInterrupt):
                 signal.signal(signal.SIGINT, leave)
 

@@ -7,17 +7,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from capeval_core.commands.common import check_folder, chosen, example_of
 from capeval_core.commands.terminal import complain, first_named, interruptible, kinds_of, parser_of
 from capeval_core.errors import counted, naming
+from capeval_core.inputs.boxes import BoxFeatureStore
 from capeval_core.inputs.joining import Folder
 from capeval_core.judgements.sets import read_judgements
 from capeval_core.registry import metric_class
 from capeval_core.scores.box_metrics import box_source_opener, store_of
-from capeval_core.training.training_data import CaptionSource, images_of
+from capeval_core.training.training_data import CaptionedImages, CaptionSource, images_of
 from capeval_core.weights.folder import open_unless_on_the_hub
+
+if TYPE_CHECKING:
+    from capeval_core.training.regions import RegionObjective
+    from capeval_core.training.trainer import Training
 
 
 def run(arguments: list[str]) -> int:
@@ -26,8 +31,8 @@ def run(arguments: list[str]) -> int:
     # They import torch, and the list of trainings needs none.
     from capeval_core.training import pacs, trainer, umic, vilbert
 
-    settings: Any
-    objective: Any = None
+    settings: type[Training]
+    objective: type[RegionObjective] | None = None
     if name == "pacs":
         settings = pacs.PacsTraining
     elif name == "umic":
@@ -43,9 +48,12 @@ def run(arguments: list[str]) -> int:
     training = settings.of(f"capeval train {name}", chosen(flags, settings))
     out: Path = flags.out
     metric = metric_class(settings.metric)
+    # Without a state nothing says that the folder is a training's: so nothing else may lie in it.
     if trainer.STATE not in check_folder(out):
         own_files = {trainer.CURVES, trainer.LOG, trainer.REGIONS, trainer.TOWERS, trainer.TRACKED}
         check_folder(out, {*own_files, trainer.WEIGHTS}, "a training")
+    # Wrong weights are refused now, and not after the data are read. Those on the Hub are left to the
+    # training: they may have to be fetched.
     with naming({"weights": "start"}):
         open_unless_on_the_hub(training.start, metric=metric.name, tiny=metric.name)
     regions = getattr(training, "regions", None)
@@ -65,11 +73,13 @@ def run(arguments: list[str]) -> int:
         train = _pacs(training, captioned, flags, source)
     else:
         train = _on_regions(objective, training, captioned, flags, store)
+    # Made only now, so that refused input leaves no empty folder behind.
     out.mkdir(parents=True, exist_ok=True)
     with interruptible(f"the training is kept in {out}: run the same command again to resume"):
         weights = train(out, report=complain)
     from accelerate import PartialState
 
+    # `accelerate launch` runs the whole command in every process.
     if PartialState().is_main_process:
         counts = f"{counted(len(captioned.captions), 'caption')} of {counted(len(captioned.ids), 'image')}"
         print(f"{weights}: weights of {metric.title}, made of {counts}, including those held out")
@@ -78,7 +88,9 @@ def run(arguments: list[str]) -> int:
     return 0
 
 
-def _pacs(training: Any, captioned: Any, flags: argparse.Namespace, source: Any) -> Callable[..., Path]:
+def _pacs(
+    training: Any, captioned: CaptionedImages, flags: argparse.Namespace, source: CaptionSource
+) -> Callable[..., Path]:
     """The training of PAC-S on checked data."""
     from capeval_core.training.augmentation import Positives
     from capeval_core.training.pacs import PairData, train_pacs
@@ -91,13 +103,17 @@ def _pacs(training: Any, captioned: Any, flags: argparse.Namespace, source: Any)
             raise ValueError(
                 "--validation-images is missing: pass the folder of the images that are held out"
             )
-        held_out = replace(source, split=flags.validation_split)
+        held_out = replace(source, split=flags.validation_split)  # Karpathy's file holds all splits
         validation = held_out.read(flags.validation_captions, folder)
     return partial(train_pacs, training, PairData(training, captioned, positives, validation))
 
 
 def _on_regions(
-    objective: Any, training: Any, captioned: Any, flags: argparse.Namespace, store: Any
+    objective: type[RegionObjective],
+    training: Any,
+    captioned: CaptionedImages,
+    flags: argparse.Namespace,
+    store: BoxFeatureStore | None,
 ) -> Callable[..., Path]:
     """The training of a network on box features, on checked data."""
     from capeval_core.training.regions import train_on_regions
@@ -109,7 +125,8 @@ def _on_regions(
         path = flags.judgement_images or flags.images
         if path is None and store is None:
             raise ValueError("--judgement-images is missing: pass the folder of the images that were judged")
+        # Stored box features are of the judged images, too.
         folder = Folder(path) if path is not None and store is None else None
         judged = judgements, images_of(judgements.images, judgements.captions, folder, store)
-    tagger = open_tagger(training.tagger)
+    tagger = open_tagger(training.tagger)  # needs its data, so it is tried before the training begins
     return partial(train_on_regions, objective, training, captioned, tagger, judged=judged)

@@ -33,6 +33,7 @@ def run(arguments: list[str]) -> int:
     items = plan_of(class_.entries(options))
     examples = _examples(class_, flags)
     agreed = flags.accept
+    # Asked once for both, but the photographs alone are no reason to ask: they are one check of several.
     if not agreed and closed_items(items):
         agreed = accepted([*items, *examples])
         if not agreed:
@@ -43,18 +44,20 @@ def run(arguments: list[str]) -> int:
     except WeightsError as error:
         complain(f"{class_.title} cannot be verified, its weights are not at hand or not whole:\n{error}")
         return 1
-    _fetch_examples([item for item in examples if agreed or not closed_items([item])])
+    if agreed or not closed_items(examples):
+        _fetch_examples(examples)
     print(f"{class_.title}, {metric.signature()}\n", flush=True)
-    # No weights, or those of the catalogue under their own name: what papers print is of these.
-    entry = metric.folder.entry if class_.default_weights is not None else None
-    of_papers = class_.default_weights is None or (entry is not None and entry == class_.default_weights)
+    # What papers print is of the catalogue's weights, whatever folder they lie in, or of none at all.
+    of_papers = class_.default_weights is None or metric.folder.entry == class_.default_weights
     checks = []
+    # Each is printed when it is done: the table of a judged set may take hours.
     for check in verify(metric, flags.data, flags.images, published_weights=of_papers):
         checks.append(check)
         summary([check.verdict.ljust(11), check.what, check.found])
     count = Counter(check.verdict for check in checks)
     print(f"\n{count['ok']} ok, {count['FAIL']} failed, {count['not checked']} not checked", flush=True)
     write("--json", flags.json, flags.json and _content(metric, checks))
+    # That nothing failed is not that anything is right.
     if count.keys() == {"not checked"}:
         complain("nothing was checked: name what the lines above ask for")
         return 2
@@ -69,9 +72,10 @@ def _examples(class_: type[CaptionMetric], flags: Namespace) -> list[Item]:
 
 
 def _fetch_examples(items: list[Item]) -> None:
-    """Photographs that cannot be had are no check, and no end of the others."""
+    """Fetch photographs; without them one check is left out, and the others go on."""
+    missing = [item for item in items if item.place is None]
     try:
-        fetch_items([item for item in items if item.place is None])
+        fetch_items(missing)
     except (WeightsError, OSError) as error:
         complain(f"note: {error}")
 

@@ -16,6 +16,7 @@ def run(arguments: list[str]) -> int:
     flags = parser_of("why", options=[FileOptions]).read(arguments)
     file, options = common.read_named(flags, metric_class(flags.metric), {})
     theirs = flags.theirs
+    # A number, or a file of scores by caption, which tell variants apart far better than one mean.
     if Path(theirs).is_file():
         theirs = read_scores_of(Path(theirs), file.ids)
     else:
@@ -40,9 +41,10 @@ def run(arguments: list[str]) -> int:
         rows.append([variant["variant"], _number(variant["number"]), f"{variant['agree']:.0%}"])
     print(table([["VARIANT", "NUMBER", "AGREE"], *rows]), outcome.sentence, sep="\n\n")
     common.write("--json", flags.json, vars(outcome))
+    # For scripts: no variant of this metric reproduces the number.
     return 0 if outcome.remaining else 1
 
 
 def _number(number: float | None) -> str:
-    """A variant that was tried on a few captions alone has none."""
+    """The number of a variant; one that was tried on a few captions alone has none."""
     return "" if number is None else f"{number:.6g}"

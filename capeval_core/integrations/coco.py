@@ -73,12 +73,16 @@ class CocoScores:
                 problems.add(Problem(f"metrics[{i}]", f"is {name!r}", fix))
         problems.raise_if_any()
         samples = self._checked(gts, res)
+        # Before anything is scored: METEOR and SPICE would fail at the end.
         check_java([name for name in _JAVA if name in names])
         opened: dict[str, Any] = {}
         for name, metric_name in metric_names.items():
             if name in names:
+                # As in pycocoevalcap, where an empty caption scores 0 and ends nothing.
                 opened[name] = load(metric_name, empty="score")
-        results = score_together([*opened.values()], samples, ptb_tokens if tokenize else _SPACED.findall)
+        # Together, so that every text is tokenized once for all of them.
+        tokenizer = ptb_tokens if tokenize else _SPACED.findall
+        results = score_together([*opened.values()], samples, tokenizer)
         self.results = dict(zip(opened, results, strict=True))
         self.eval = {}
         self.arrays = {}
@@ -88,15 +92,21 @@ class CocoScores:
                 key = part.capitalize() if name == "BLEU" else name
                 self.eval[key] = value
                 self.arrays[key] = np.array(result.parts.get(part, result.scores))
-        rows = zip(self.ids, *(scores.tolist() for scores in self.arrays.values()), strict=True)
-        self.evalImgs = [dict(zip(["image_id", *self.arrays], row, strict=True)) for row in rows]
+        # Under pycocoevalcap's names and in its shapes, also where one alone would do.
+        self.evalImgs: list[dict[str, Any]] = []
+        for index, image_id in enumerate(self.ids):
+            scores: dict[str, Any] = {"image_id": image_id}
+            for name, array in self.arrays.items():
+                scores[name] = float(array[index])
+            self.evalImgs.append(scores)
         self.imgToEval = dict(zip(self.ids, self.evalImgs, strict=True))
 
-    def _checked(self, gts: Any, res: Any) -> Samples:
+    def _checked(self, gts: object, res: object) -> Samples:
         """A row per image; `ids` are their keys."""
         problems = Problems()
         references = _annotations(gts, "gts", problems)
         captions = _annotations(res, "res", problems)
+        # One that is empty or not a mapping is a problem already; all of the other one's images would follow.
         if captions and references:
             fix = "pass references and a caption of each image"
             for key in {**captions, **references}:
@@ -128,8 +138,9 @@ class CocoScores:
         return f"CocoScores({counted(len(self.ids), 'image')}, {', '.join(self.eval)})"
 
 
-def _annotations(value: Any, argument: str, problems: Problems) -> dict[Hashable, list[Any]]:
+def _annotations(value: object, argument: str, problems: Problems) -> dict[Hashable, list[Any]]:
     """{image id: its texts}."""
+    # By its attributes and not by its class, since pycocotools need not be installed.
     if hasattr(value, "imgToAnns") and hasattr(value, "getImgIds"):
         value = {key: value.imgToAnns[key] for key in value.getImgIds()}
     if not isinstance(value, Mapping) or not value:
@@ -144,8 +155,11 @@ def _annotations(value: Any, argument: str, problems: Problems) -> dict[Hashable
         if isinstance(row, str) or not isinstance(row, Sequence):
             where = _at(argument, key)
             problems.add(Problem(where, f"is {described(row)}", "expected a list of texts", TypeError))
-        else:
-            rows[key] = [text.get("caption") if isinstance(text, Mapping) else text for text in row]
+            continue
+        rows[key] = []
+        for text in row:
+            # pycocoevalcap's tokenizer takes {"caption": text}, its scorers take texts.
+            rows[key].append(text.get("caption") if isinstance(text, Mapping) else text)
     return rows
 
 

@@ -47,7 +47,10 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
     """As in `capeval_core.list_metrics()`."""
 
     def __init__(self, config_name: str | None = None, *, timeout: float = _ONE_DAY, **keywords: Any) -> None:
-        of_evaluate = {name: keywords.pop(name) for name in _OF_EVALUATE & keywords.keys()}
+        # evaluate drops keywords that it does not know: what is not its own is checked as our option.
+        of_evaluate = {}
+        for name in _OF_EVALUATE & keywords.keys():
+            of_evaluate[name] = keywords.pop(name)
         with naming({"media": "config_name"}):
             medium = None if config_name == "default" else config_name  # evaluate's, where nobody names one
             self.metric_type: type[CaptionMetric] = metric_class(self.metric_name, medium)
@@ -71,7 +74,13 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         project = address()
         about = MetricDescription(metric)
         # evaluate wants a column for each input by its name: the metric's row under the first, nulls else.
-        columns: dict[str, Any] = {name: Value("null") for name in about.inputs if name in _INPUTS}
+        #
+        #     predictions                                    images   references
+        #     {index: 0, group: ..., cosine: 0.71, ...}      null     null
+        columns: dict[str, Any] = {}
+        for name in about.inputs:
+            if name in _INPUTS:
+                columns[name] = Value("null")
         columns["predictions"] = dict(Features.from_arrow_schema(metric.ROW))
         usage = ["Inputs:"]
         for name, meaning in about.inputs.items():
@@ -105,6 +114,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         Many captions are faster in one `add_batch`.
         """
         plural = {name.removesuffix("s"): name for name in _INPUTS}
+        # A missing one as None, so that the check says which it is, and not evaluate that a column is.
         batch: dict[str, Any] = {name: [None] for name in self.features}
         for name, value in {"prediction": prediction, "reference": reference, **others}.items():
             if value is not None:
@@ -134,10 +144,12 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         inputs = {"predictions": predictions, "references": references, **others}
         self._refuse_unknown("compute", inputs)
         if any(inputs.get(name) is not None for name in self.features):
+            # Alone they are the whole corpus, so that statistics can be made of them.
             self._add(inputs, is_all=self.writer is None and self.num_process == 1)
         self._open_writer()  # a process that never added takes part with no rows
         self.metric.stores.flush()
         output: dict[str, Any] | None = super().compute(per_caption=per_caption)
+        # Raised here and not in `_compute`: evaluate would leave its files and locks behind.
         if output == {}:
             raise ValueError("predictions is empty: there is nothing to score")
         return output
@@ -145,14 +157,14 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
     def _compute(self, *, predictions: pa.ChunkedArray, per_caption: bool, **_: Any) -> dict[str, Any]:
         """Combine the rows of all processes, which evaluate hands over under the name of the first input."""
         if not len(predictions):
-            return {}  # complained about once evaluate has cleaned up
+            return {}
         result = self._prepared.combine(pa.Table.from_struct_array(predictions))
         warn_failed(result, "predictions[{}]", "per_caption=True returns")
         warn_of(result)
         self._notes.tell()
         output: dict[str, Any] = dict(result.numbers)
         if per_caption:
-            errors = [result.errors.get(i) for i in range(len(result.scores))]
+            errors = list(map(result.errors.get, range(len(result.scores))))
             output["per_caption"] = {result.key: result.scores, **result.parts, "errors": errors}
             output |= {"signature": result.signature, "counts": dict(vars(result.counts))}
         return output
@@ -160,15 +172,20 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
     def _add(self, inputs: Mapping[str, Any], *, is_all: bool = False) -> None:
         """Check, encode and store rows; `is_all`: there are no others that `compute` combines."""
         metric = self.metric_type
+        unread = set()
+        for name, column in inputs.items():
+            if name not in self.features and column is not None:
+                unread.add(name)
         # Warned of once, not with every batch.
-        unread = {name for name in inputs if name not in self.features and inputs[name] is not None}
         warn_ignored(metric, sorted(unread - self._unread))
         self._unread |= unread
         visuals = inputs.get(argument_of(metric.media) or "")
         references = inputs.get("references") if metric.needs_references else None
-        columns_read = [
-            inputs.get(name) for name in self.features if name != "references" or references is not None
-        ]
+        columns_read = []
+        for name in self.features:
+            if name != "references" or references is not None:
+                columns_read.append(inputs.get(name))
+        # The empty batch of a process that got no share: it must meet the others, or they wait for it.
         if all(isinstance(column, Sized) and not len(column) for column in columns_read):
             self._open_writer()
             return
@@ -179,7 +196,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
         self._open_writer()  # here the processes meet, and encoding, which takes its time, comes after
         rows = opened.encode_all(self._numbered(samples))
         self._notes.add(samples)
-        columns = {name: pa.nulls(len(rows)) for name in self.features}
+        columns = dict.fromkeys(self.features, pa.nulls(len(rows)))
         table = pa.table({**columns, "predictions": rows.to_struct_array()})
         # Single rows are gathered by the writer: one record batch each would be larger than its numbers.
         if len(rows) == 1:
@@ -188,6 +205,7 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
             self.writer.write_table(table)
 
     def _open_writer(self) -> None:
+        """Begin evaluate's file of rows, and count from 0, unless that was done since the last `compute`."""
         if self.writer is None:
             self.selected_feature_format = self.features
             self._images_added = 0
@@ -196,15 +214,16 @@ class MetricModule(evaluate.EvaluationModule):  # type: ignore[misc]
 
     def _numbered(self, samples: Samples) -> Samples:
         """The batch with its numbers among all that was added, for rows and late messages."""
-        start = len(self)
+        first_index = self.process_id * _RANK_STRIDE + len(self)
         of_process = f" of process {self.process_id}" if self.process_id else ""
-        numbers = [self._images_added + i for i in samples.places]
-        self._images_added = numbers[-1] + 1
         argument = argument_of(self.metric_type.media) or "references"
         images = []
-        for number, visual in zip(numbers, samples.images, strict=True):
+        # A broken image is found when it is read, behind the check: its message needs the number of all.
+        for place, visual in zip(samples.places, samples.images, strict=True):
+            number = self._images_added + place
             images.append(visual.at(f"{argument}[{number}]{of_process}"))
-        indices = [self.process_id * _RANK_STRIDE + start + i for i in samples.indices]
+        self._images_added += samples.places[-1] + 1
+        indices = [first_index + index for index in samples.indices]
         return replace(samples, indices=indices, images=images)
 
     def _refuse_unknown(self, method: str, inputs: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -47,27 +48,33 @@ def caption_score(metric: str | dict[str, Any] = "pacs", **options: Any) -> Scor
             images = [last_image(state.input)] if opened.media else None  # None is refused by `score`
             references = [list(target)] if opened.needs_references else None
             run = partial(opened.score, [caption], images, references)
-            result = await to_thread.run_sync(run)
+            result = await to_thread.run_sync(run)  # the event loop goes on: it waits for other answers
         parts = {name: values[0] for name, values in result.parts.items()}
         metadata = {**parts, "signature": result.signature}
+        # Unscored and not NaN, which would make the mean of all samples NaN.
         if not math.isfinite(result.scores[0]):
             reason = result.errors.get(0, "the score is not finite")
             return Score.unscored(answer=caption, explanation=reason, metadata=metadata)
         return Score(value=result.scores[0], answer=caption, metadata=metadata)
 
+    # Inspect registers a function that makes a scorer, and logs the arguments that it is called with.
     named = scorer(metrics=[mean(), stderr()], name=opened.name)(lambda metric, **options: score)
     return named(metric, **options)
 
 
-def last_image(messages: Any) -> str | bytes | None:
+def last_image(messages: str | Sequence[Any]) -> str | bytes | None:
     """The last image of a sample's input: a path, the bytes of a data URL, or None."""
-    images = []
-    for message in [] if isinstance(messages, str) else messages:
-        if not isinstance(message.content, str):
-            images += [part.image for part in message.content if part.type == "image"]
+    if isinstance(messages, str):
+        return None
+    images: list[str] = []
+    for message in messages:
+        # A text alone, or parts.
+        for part in [] if isinstance(message.content, str) else message.content:
+            if part.type == "image":
+                images.append(part.image)
     if not images:
         return None
-    image: str = images[-1]
+    image = images[-1]  # images before it are examples of the prompt
     if image.startswith("data:"):
         return base64.b64decode(image.partition(",")[2])
     return image

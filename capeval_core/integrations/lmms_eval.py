@@ -38,11 +38,18 @@ def images(doc: Mapping[str, Any]) -> list[Any]:
 def process(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The caption with its references for each number of texts, and a row of each chosen metric."""
     caption = results[0] if results else ""
-    references = list(next(doc[name] for name in _REFERENCES if name in doc))
-    texts = {"caption": caption, "references": references}
-    items: dict[str, dict[str, Any]] = {number: {"number": number, **texts} for number in TEXT_NUMBERS}
+    references: list[str] = []
+    for name in _REFERENCES:
+        if name in doc:
+            references = list(doc[name])
+            break
+    # lmms-eval gathers the values of each number on its own, so every number has the texts.
+    items: dict[str, dict[str, Any]] = {}
+    for number in TEXT_NUMBERS:
+        items[number] = {"number": number, "caption": caption, "references": references}
     for metric in _metrics(os.environ.get("CAPEVAL_METRICS", ""), os.environ.get("CAPEVAL_WEIGHTS")):
         samples = metric.check([caption], [doc["image"]], [references] if metric.needs_references else None)
+        # Of Python's own types: lmms-eval pickles them between processes.
         (row,) = metric.encode_all(samples).to_pylist()
         items[metric.key] = {"number": metric.key, "row": row}
     return items
@@ -52,10 +59,14 @@ def combine(items: Sequence[dict[str, Any]]) -> float:
     """The metric's number over all documents of all processes."""
     number = items[0]["number"]
     if number in TEXT_NUMBERS:
-        texts = tuple((item["caption"], tuple(item["references"])) for item in items)
-        return _text_scores(texts)[number]
+        # In tuples, as keys of the cache: six numbers come with the same texts.
+        texts = []
+        for item in items:
+            texts.append((item["caption"], tuple(item["references"])))
+        return _text_scores(tuple(texts))[number]
     metrics = _metrics(os.environ["CAPEVAL_METRICS"], os.environ.get("CAPEVAL_WEIGHTS"))
-    metric = next(metric for metric in metrics if metric.key == number)
+    metric_of_key = {metric.key: metric for metric in metrics}
+    metric = metric_of_key[number]
     rows = pa.Table.from_pylist([item["row"] for item in items], metric.ROW)
     return combine_tables(metric, [rows]).mean
 
@@ -74,8 +85,10 @@ def _text_scores(texts: tuple[tuple[str, tuple[str, ...]], ...]) -> dict[str, fl
 @lru_cache(maxsize=1)
 def _metrics(names: str, weights: str | None) -> list[CaptionMetric]:
     """The metrics of CAPEVAL_METRICS, open, with the weights of CAPEVAL_WEIGHTS or their own."""
-    listed = [name.strip() for name in names.split(",") if name.strip()]
-    classes = choose_metrics(listed, {"weights": weights}) if listed else []
+    stripped = map(str.strip, names.split(","))
+    metric_names = list(filter(None, stripped))
+    classes = choose_metrics(metric_names, {"weights": weights}) if metric_names else []
+    # A second BLEU under the same key would be another number of the same texts.
     for metric, _ in classes:
         if not metric.media:
             fix = "BLEU, ROUGE-L and CIDEr-D are always computed"

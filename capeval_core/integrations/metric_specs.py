@@ -33,10 +33,11 @@ def choose_metrics(
     """
     cache = FeatureCache(text_bytes=TEXT_BYTES) if cache is None else cache
     is_single = isinstance(metrics, str) or not isinstance(metrics, Sequence)
-    specs: Sequence[Any] = [metrics] if is_single else metrics  # type: ignore[assignment]
+    specs: Sequence[MetricSpec] = [metrics] if is_single else metrics  # type: ignore[assignment, list-item]
     problems = Problems()
     if not specs:
         problems.add(Problem("metrics", "is empty", "name at least one"))
+    # Shared options are for those given by name, of which there is none: they would be dropped.
     elif options and all(isinstance(spec, CaptionMetric) for spec in specs):
         problem = f"{', '.join(options)}: the metrics are open already, pass options to capeval_core.load"
         problems.add(problem, TypeError)
@@ -47,6 +48,7 @@ def choose_metrics(
         with noting(problems):
             metric, options_of_metric = _class_and_options(spec, where, options, cache, media)
             classes.append((metric, options_of_metric))
+            # Logs and results go by the key, under which the second would replace the first.
             first = place_of_key.setdefault(metric.key, where)
             if metric.relative:
                 problems.add(f"{where}: {metric.name} cannot be used during training: {metric.relative}")
@@ -70,7 +72,7 @@ def open_one(metric: MetricSpec, options: Mapping[str, Any], door: str) -> Capti
 
 
 def _class_and_options(
-    spec: Any, where: str, options: Mapping[str, Any], cache: FeatureCache, media: str | None
+    spec: object, where: str, options: Mapping[str, Any], cache: FeatureCache, media: str | None
 ) -> tuple[type[CaptionMetric], CommonOptions]:
     """The class and the options of a metric that is named, described by a dict, or open."""
     if isinstance(spec, CaptionMetric):
@@ -84,11 +86,16 @@ def _class_and_options(
         if medium is None and metric_class(name).media:  # one on texts alone is the same for all media
             medium = media
         class_ = metric_class(name, medium)
+        # One option for several metrics reaches those that have it: `weights` is nothing to BLEU.
         lacking = set(class_.Options.without)
         if class_.default_weights is None:
             lacking.add("weights")
-        shared = {option: value for option, value in options.items() if option not in lacking}
-        options_of_metric = class_.Options.of(name, {"empty": "score", **shared, **keywords})
+        all_options: dict[str, Any] = {"empty": "score"}
+        for option, value in options.items():
+            if option not in lacking:
+                all_options[option] = value
+        all_options |= keywords  # a metric's own win over those for all
+        options_of_metric = class_.Options.of(name, all_options)
     else:
         problem = 'has no "name"' if isinstance(spec, Mapping) else f"is {described(spec)}"
         fix = 'expected a name ("pacs"), a dict ({"name": "pacs", "w": 2.5}) or a metric of load(...)'
@@ -113,7 +120,7 @@ def _device(options: CommonOptions) -> str | None:
 
 def combine_tables(metric: CaptionMetric, tables: Iterable[pa.Table]) -> Result:
     """The result of tables whose rows follow each other, whatever indices they had where they were made."""
-    rows = pa.concat_tables(table.cast(metric.ROW) for table in tables)
+    rows = pa.concat_tables([table.cast(metric.ROW) for table in tables])
     return metric.combine(rows.set_column(0, metric.ROW.field(0), pa.array(range(len(rows)), pa.int64())))
 
 

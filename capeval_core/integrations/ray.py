@@ -14,6 +14,9 @@ from capeval_core.errors import wrong_option
 from capeval_core.integrations.shards import BatchScorer
 from capeval_core.integrations.shards.readers import check_columns, column_problems, find_columns
 
+Batch = Any
+"""Columns by name: a dict of arrays, an Arrow table, a DataFrame, or a lazy mapping of `datasets`."""
+
 
 class CaptionScorer(BatchScorer):
     """A metric on batches of columns, for `ray.data`'s `map_batches` and `datasets`' `map`.
@@ -44,10 +47,11 @@ class CaptionScorer(BatchScorer):
         super().__init__(metric, **options)
         self._column_of = check_columns(columns)
 
-    def __call__(self, batch: Any, *rank: int | None) -> Any:
+    def __call__(self, batch: Batch, *rank: int | None) -> Batch:
         """The batch with the columns of the output; `rank`: of this process, as `with_rank=True` passes."""
+        # Ray shows each actor its own GPU only; `datasets` shows every process all of them.
         if rank and rank[0] is not None and self.options.device is None and torch.cuda.is_available():
-            device = f"cuda:{rank[0] % torch.cuda.device_count()}"  # of its own for each process
+            device = f"cuda:{rank[0] % torch.cuda.device_count()}"
             self.options = replace(self.options, device=device)
             self._metric = None
         present = _column_names(batch)
@@ -57,37 +61,49 @@ class CaptionScorer(BatchScorer):
             raise wrong_option(
                 "batch", present, f"has {'; '.join(problems)}", 'pass columns={"caption": "..."}'
             )
-        rows = {role: _values(batch, names[0]) for role, names in columns.items()}
-        counts = {role: len(values) for role, values in rows.items()}
+        rows = {}
+        counts = {}
+        for role, names in columns.items():
+            rows[role] = _values(batch, names[0])
+            counts[role] = len(rows[role])
+        # NumPy's dict of columns holds anything, and a zip would drop the rows of the longer ones.
         if len(set(counts.values())) > 1:
             fix = "give every row one of each"
             raise wrong_option("batch", counts, "has columns of different lengths", fix)
         return self._with_scores(batch, self.score_batch(rows))
 
-    def _with_scores(self, batch: Any, scored: Mapping[str, list[Any]]) -> Any:
+    def _with_scores(self, batch: Any, scored: Mapping[str, list[Any]]) -> Batch:
         """The batch in its own format, with the columns of the output, which have no nulls."""
+        # No nulls: a block of nulls alone would have another type than the blocks that it is joined with.
         added: dict[str, Any] = {
             "score": np.array(scored["score"], dtype=float),
             "truncated": np.array(scored["truncated"], dtype=np.int32),
-            "error": np.array([error or "" for error in scored["error"]], dtype=object),
+            "error": np.array(_without_none(scored["error"], ""), dtype=object),
         }
         kind = self.schema().field("parts").type
         if not pa.types.is_null(kind):
             missing = {field.name: _missing(field.type) for field in kind}
-            added["parts"] = np.array([parts or missing for parts in scored["parts"]], dtype=object)
+            added["parts"] = np.array(_without_none(scored["parts"], missing), dtype=object)
         if isinstance(batch, (pa.Table, pa.RecordBatch)):
             table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
             for name, values in added.items():
+                # Stated: a batch whose lists are all empty would give a type of its own.
                 column = pa.array(values, kind if name == "parts" else None)
-                if name in table.column_names:
+                if name in table.column_names:  # of an earlier run
                     table = table.set_column(table.column_names.index(name), name, column)
                 else:
                     table = table.append_column(name, column)
             return table
         if hasattr(batch, "assign"):  # a DataFrame of pandas
-            return batch.assign(**{name: list(values) for name, values in added.items()})
+            columns = {name: list(values) for name, values in added.items()}
+            return batch.assign(**columns)
         # `datasets` passes a lazy mapping, and joins the output with its columns.
         return {**batch, **added} if isinstance(batch, dict) else added
+
+
+def _without_none(values: list[Any], replacement: object) -> list[Any]:
+    """The values, with a replacement of None."""
+    return [replacement if value is None else value for value in values]
 
 
 def _missing(kind: pa.DataType) -> Any:
@@ -97,18 +113,25 @@ def _missing(kind: pa.DataType) -> Any:
     return [] if kind.num_fields else 0
 
 
-def _column_names(batch: Any) -> list[str]:
-    """The names of columns of a batch; the rows of an Arrow table are not its names."""
-    return [str(name) for name in getattr(batch, "column_names", batch)]
+def _column_names(batch: Batch) -> list[str]:
+    """The names of columns of a batch; iteration over an Arrow table would give its columns."""
+    names: Any = getattr(batch, "column_names", batch)
+    return list(map(str, names))
 
 
-def _values(batch: Any, name: str) -> list[Any]:
+def _values(batch: Batch, name: str) -> list[Any]:
     """A column of a batch; images of `datasets` as {bytes, path}, since its decoder turns them by EXIF."""
-    table = getattr(batch, "pa_table", batch)
+    table: Any = getattr(batch, "pa_table", batch)
     column = table[name]
     if hasattr(column, "to_pylist"):
         return list(column.to_pylist())
+    values = []
     if hasattr(column, "isna"):  # of pandas, which has NaN or NA where a value is missing
-        return [None if missing else value for value, missing in zip(column, column.isna(), strict=True)]
-    texts = [isinstance(value, np.ndarray) and value.dtype.kind in "OUS" for value in column]
-    return [value.tolist() if text else value for value, text in zip(column, texts, strict=True)]
+        for value, is_missing in zip(column, column.isna(), strict=True):
+            values.append(None if is_missing else value)
+        return values
+    for value in column:
+        # A list of references is an array of objects or of texts; an array of numbers is an image.
+        is_texts = isinstance(value, np.ndarray) and value.dtype.kind in "OUS"
+        values.append(value.tolist() if is_texts else value)
+    return values

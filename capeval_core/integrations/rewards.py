@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -64,6 +64,7 @@ class Reward:
             image, video: TRL's other names. columns: what else TRL passes is ignored; with verl's keywords,
                 and for EasyR1's rows, it is `compute_score`.
         """
+        # verl and EasyR1 call whatever their configuration names, and that may be the reward itself.
         if _are_rows(completions) or columns.keys() & {"solution_str", "solution_strs"}:
             return self.compute_score(completions, **columns)  # type: ignore[no-any-return]
         argument = argument_of(self.metric.media)
@@ -80,7 +81,10 @@ class Reward:
             if not isinstance(column, (list, tuple)) or len(column) != len(texts):
                 with naming(notes=False):
                     return [*self.metric.score(**inputs).scores]  # which refuses lists of other lengths
-        rows = [row for row in range(len(texts)) if argument is None or inputs[argument][row] is not None]
+        rows = []  # with an image, where the metric needs one
+        for row in range(len(texts)):
+            if argument is None or inputs[argument][row] is not None:
+                rows.append(row)
         present: dict[str, Any] = {}
         for name, column in inputs.items():
             present[name] = [column[row] for row in rows]
@@ -96,7 +100,7 @@ class Reward:
                 rewards[row] = score
         return rewards
 
-    def compute_score(self, reward_inputs: Any = None, **columns: Any) -> Any:
+    def compute_score(self, reward_inputs: object = None, **columns: Any) -> Any:
         """The reward as verl and EasyR1 ask for it.
 
             verl    compute_score(data_source=, solution_str=, ground_truth=, extra_info=) -> float
@@ -127,6 +131,7 @@ class Reward:
             fix = "expected EasyR1's rows with a response, or verl's keywords"
             raise Problems([Problem("reward_inputs", problem, fix, TypeError)]).error()
         scores = self._scores_of_rows(reward_inputs, [None] * len(reward_inputs))
+        # EasyR1 trains on `overall`, and logs everything else by its name.
         return [{"overall": score, self.metric.key: score} for score in scores]
 
     def _scores_of_rows(self, rows: Sequence[Mapping[str, Any]], more: Sequence[Any]) -> list[float]:
@@ -137,45 +142,55 @@ class Reward:
         references: list[Any] = []
         for i, (row, extra) in enumerate(zip(rows, more, strict=True)):
             truth = _parsed(row.get("ground_truth"))
-            places = [place for place in (extra, row, truth) if isinstance(place, Mapping)]
-            texts = _first(places, ["references"])
-            references.append(truth if texts is None and not isinstance(truth, Mapping) else texts)
+            mappings = [mapping for mapping in (extra, row, truth) if isinstance(mapping, Mapping)]
+            texts = _first(mappings, ["references"])
+            if texts is None and not isinstance(truth, Mapping):
+                texts = truth
+            references.append(texts)
             if argument is not None:
-                visual = _first(places, [medium_of(argument), argument])
+                visual = _first(mappings, [medium_of(argument), argument])
                 visuals.append(visual)
                 if visual is None or (isinstance(visual, (list, tuple)) and not visual):
                     fix = f'write it under "{medium_of(argument)}" in extra_info, the row or ground_truth'
                     problems.add(Problem(f"row {i}", f"has no {medium_of(argument)}", fix))
         problems.raise_if_any()
         inputs = {} if argument is None else {argument: visuals}
-        scores = self([row["response"] for row in rows], references=references, **inputs)
-        return [math.nan if score is None else score for score in scores]
+        responses = [row["response"] for row in rows]
+        scores = self(responses, references=references, **inputs)
+        # None is TRL's way to leave a row out, of which verl and EasyR1 know nothing: they want a float.
+        rewards: list[float] = []
+        for score in scores:
+            rewards.append(math.nan if score is None else score)
+        return rewards
 
     def __repr__(self) -> str:
         return f"Reward({self.metric!r})"
 
 
-reward = Reward
+reward = Reward  # called like a function, and a class so that it can be pickled
 
 
-def _are_rows(value: Any) -> bool:
-    """True for rows of EasyR1."""
+def _are_rows(value: object) -> TypeGuard[Any]:
+    """True for rows of EasyR1, or one."""
     if isinstance(value, Mapping):
         return "response" in value
-    is_list = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
-    return is_list and all(isinstance(row, Mapping) and "response" in row for row in value)
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) == 0:
+        return False
+    return all(isinstance(row, Mapping) and "response" in row for row in value)
 
 
-def _as_many(values: Any, answers: Sequence[Any]) -> Sequence[Any]:
+def _as_many(values: Iterable[Any] | None, answers: Sequence[Any]) -> Sequence[Any]:
     """A column of verl's as a list; None: of nothing."""
     return [None] * len(answers) if values is None else list(values)
 
 
-def _parsed(truth: Any) -> Any:
+def _parsed(truth: object) -> object:
     """A ground truth, of which JSON of a dict is that dict."""
+    # verl's Parquet files have texts as ground truths. A caption that begins with a brace stays one.
     if isinstance(truth, str) and truth.lstrip().startswith("{"):
         with suppress(ValueError):
-            return json.loads(truth)
+            parsed: object = json.loads(truth)
+            return parsed
     return truth
 
 
@@ -188,7 +203,7 @@ def _first(places: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Any:
     return None
 
 
-def _texts(completions: Any) -> Any:
+def _texts(completions: object) -> object:
     """Captions of completions; other values than texts and conversations are left for the metric's check."""
     if isinstance(completions, (str, Mapping)) or not isinstance(completions, Sequence):
         return completions
@@ -196,17 +211,27 @@ def _texts(completions: Any) -> Any:
     texts = []
     for i, text in enumerate(completions):
         if isinstance(text, list) and text and all(isinstance(message, Mapping) for message in text):
-            answers = [message.get("content") for message in text if message.get("role") == "assistant"]
-            if not answers:
-                roles = ", ".join(str(message.get("role")) for message in text)
-                problem = f"has no message of the assistant (roles: {roles})"
+            roles = [message.get("role") for message in text]
+            if "assistant" not in roles:
+                problem = f"has no message of the assistant (roles: {', '.join(map(str, roles))})"
                 problems.add(Problem(at("captions", i), problem, "pass what the policy wrote"))
-            text = answers[-1] if answers else None
-            if isinstance(text, list):  # parts, of which the texts count
-                text = "".join(part.get("text", "") for part in text if isinstance(part, Mapping))
+                continue
+            last = len(roles) - 1 - roles[::-1].index("assistant")  # earlier ones are examples of the prompt
+            text = _joined_parts(text[last].get("content"))
         texts.append(without_reasoning(text) if isinstance(text, str) else text)
     problems.raise_if_any()
     return texts
+
+
+def _joined_parts(content: object) -> object:
+    """A message's content; of parts, such as texts and images, the texts in one."""
+    if not isinstance(content, list):
+        return content
+    text = ""
+    for part in content:
+        if isinstance(part, Mapping):
+            text += part.get("text", "")
+    return text
 
 
 def without_reasoning(text: str) -> str:
@@ -220,15 +245,17 @@ def without_reasoning(text: str) -> str:
     return caption.strip() if end or beginning else text
 
 
-def in_memory(visuals: Any, argument: str) -> Any:
+def in_memory(visuals: object, argument: str) -> Any:
     """Visuals on the host; of images a list of one is that image, and an empty one none."""
-    if isinstance(visuals, torch.Tensor):  # whose pixels are read several times
+    if isinstance(visuals, torch.Tensor):
+        # Copied at once: pixels are read several times. One without content is refused by the check.
         return visuals if visuals.is_meta else visuals.detach().cpu()
     if not isinstance(visuals, (list, tuple)):
         return visuals
     problems = Problems()
     copied = []
     for i, visual in enumerate(visuals):
+        # TRL's column `images` has a list for each prompt. A list of a video is its frames.
         if isinstance(visual, (list, tuple)) and argument == "images":
             if len(visual) > 1:
                 problems.add(f"images[{i}] has {len(visual)} images: a caption is scored with exactly one")

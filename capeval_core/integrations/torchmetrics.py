@@ -80,10 +80,13 @@ class CaptionScore(torchmetrics.Metric):
         needed = references if self.metric.needs_references else None
         samples = self.metric.check(captions, in_memory(visuals, argument), needed)
         rows = self.metric.encode_all(samples).replace_schema_metadata({STAMP: self._stamp()})
+        # torchmetrics gathers tensors alone: a table becomes the bytes of an Arrow stream.
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as stream:
             stream.write_table(rows)
-        packed = bytearray(sink.getvalue().to_pybytes())
+        packed = bytearray(
+            sink.getvalue().to_pybytes()
+        )  # a copy that can be written, as torch warns otherwise
         self.rows.append(torch.frombuffer(packed, dtype=torch.uint8).to(self.device))
 
     def compute(self) -> torch.Tensor:
@@ -91,6 +94,7 @@ class CaptionScore(torchmetrics.Metric):
 
         ValueError: there are none, or some were merged or loaded that have other weights or settings.
         """
+        # Gathered over processes, the list has become one tensor.
         parts = [self.rows] if isinstance(self.rows, torch.Tensor) else self.rows
         tables: list[pa.Table] = []
         for part in parts:
@@ -123,6 +127,7 @@ class CaptionScore(torchmetrics.Metric):
     def _apply(self, function: Callable[[torch.Tensor], torch.Tensor], *arguments: Any) -> CaptionScore:
         before = self.device
         super()._apply(function, *arguments)
+        # Opened anew: a network stays on its device, which other metrics of the process may share.
         if self._follows and self.device != before and self.metric.default_weights is not None:
             self.metric = type(self.metric)(replace(self.metric.options, device=str(self.device)))
         return self

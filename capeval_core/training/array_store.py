@@ -25,6 +25,7 @@ class StoredArrays(FeatureCache):
         super().__init__(max_bytes=0)
         self.dtype = np.dtype(dtype)
         stamp = {"arrays": name, "dtype": self.dtype.name}
+        # A folder for each stamp: several trainings share the outer one, and some encoders two dtypes.
         store_folder = folder / hashlib.blake2b(repr(stamp).encode(), digest_size=8).hexdigest()
         seconds = LIMITS.training_seconds
         self._store = TableStore(
@@ -34,14 +35,19 @@ class StoredArrays(FeatureCache):
         self._load()
 
     def _load(self) -> None:
+        """Map the tables on the disk, and note the table and row of each key."""
         self._tables: list[tuple[NDArray[np.int64], NDArray[Any]]] = []
         self._new: set[str] = set()
         for table in self._store.tables():
-            _, starts, values = table["array"].chunk(0).buffers()
-            ends = np.frombuffer(starts, np.int64)[: len(table) + 1] // self.dtype.itemsize
+            # Arrow's own buffers, so that pages are read when a batch needs them:
+            #
+            #     offsets   0 . . 4 . . 8 . . . . 14        in bytes, one more than there are rows
+            #     values    row 0 | row 1 | row 2
+            _, offset_bytes, value_bytes = table["array"].chunk(0).buffers()
+            offsets = np.frombuffer(offset_bytes, np.int64)[: len(table) + 1] // self.dtype.itemsize
             for row, key in enumerate(table["key"].to_pylist()):
                 self._places[key] = len(self._tables), row
-            self._tables.append((ends, np.frombuffer(values, self.dtype, ends[-1])))
+            self._tables.append((offsets, np.frombuffer(value_bytes, self.dtype, offsets[-1])))
 
     def get(self, keys: Iterable[str]) -> dict[str, NDArray[Any]]:
         """An empty array for each key that has one in the store."""
@@ -50,12 +56,16 @@ class StoredArrays(FeatureCache):
 
     def put(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Keep arrays. Raises ValueError where one exceeds the range of the store's type."""
-        with np.errstate(over="ignore"):
-            converted = [array.astype(self.dtype) for array in arrays.values()]
-        if not all(np.isfinite(array).all() for array in converted):
-            problem = f"a feature exceeds the range of {self.dtype.name}"
-            raise ValueError(f"{problem}, in which it is kept for training")
-        values = pa.array([array.tobytes() for array in converted], pa.large_binary())
+        contents = []
+        for array in arrays.values():
+            with np.errstate(over="ignore"):  # the infinity says it
+                converted = array.astype(self.dtype)
+            if not np.isfinite(converted).all():
+                problem = f"a feature exceeds the range of {self.dtype.name}"
+                raise ValueError(f"{problem}, in which it is kept for training")
+            contents.append(converted.tobytes())
+        # Large: offsets of 32 bits would end at 2 GB of a table.
+        values = pa.array(contents, pa.large_binary())
         self._store.append(pa.table({"key": list(arrays), "array": values}))
         self._new |= arrays.keys()
 
@@ -68,22 +78,24 @@ class StoredArrays(FeatureCache):
     def __getitem__(self, key: str) -> NDArray[Any]:
         """An array that is on the disk."""
         table, row = self._places[key]
-        ends, values = self._tables[table]
-        return values[ends[row] : ends[row + 1]]
+        offsets, values = self._tables[table]
+        return values[offsets[row] : offsets[row + 1]]
 
     def reader(self, keys: Sequence[str], shape: tuple[int, ...]) -> Callable[[NDArray[np.int64]], Tensor]:
         """A function from numbers of n of these keys to (n, *shape) float32; all arrays have one shape."""
         places = np.array([self._places[key] for key in keys], dtype=np.int64).reshape(-1, 2)
 
         def rows(numbers: NDArray[np.int64]) -> Tensor:
-            tables, table_rows = places[numbers].T
+            tables, rows_of_tables = places[numbers].T
             # In PyTorch's memory: NumPy's may be aligned otherwise, but a resumed run needs the same bits.
             result = torch.empty(len(numbers), *shape)
             gathered = result.flatten(1).numpy()
+            # All rows of a table in one indexing: a loop over the rows of a batch would be Python's.
             for table in np.unique(tables):
-                ends, values = self._tables[table]
+                offsets, values = self._tables[table]
                 in_table = tables == table
-                gathered[in_table] = values.reshape(len(ends) - 1, -1)[table_rows[in_table]]
+                array_of_row = values.reshape(len(offsets) - 1, -1)
+                gathered[in_table] = array_of_row[rows_of_tables[in_table]]
             return result
 
         return rows

@@ -65,9 +65,8 @@ class Positive(NamedTuple):
         return self.id, self.source_caption
 
 
-_SCHEMA = pa.schema(
-    [pa.field(name, pa.binary() if name == "image" else pa.string()) for name in Positive._fields]
-)
+# Stated, as the type of a column of None alone would be null, and files would not fit together.
+_SCHEMA = pa.schema([(name, pa.binary() if name == "image" else pa.string()) for name in Positive._fields])
 _ALL_BUT_IMAGES = [name for name in Positive._fields if name != "image"]
 
 
@@ -87,9 +86,9 @@ class Positives:
         for kind in (CAPTION, IMAGE):
             for path in sorted((folder / f"{kind}s").glob("*.parquet")):
                 table, stamp = self._read(path)
-                digest.update(
-                    path.name.partition("-")[2].encode()
-                )  # the name ends in a digest of the content
+                # A name is the time of writing, which says nothing, and a digest of the content.
+                digest.update(path.name.partition("-")[2].encode())
+                # Not the images: those of a large set would not fit into memory.
                 for row, values in enumerate(table.select(_ALL_BUT_IMAGES).to_pylist()):
                     made_with = json.loads(values["made_with"])
                     self.settings.setdefault(f"{kind}s", {**stamp, "made_with": made_with})
@@ -117,6 +116,7 @@ class Positives:
         open_path = Path()
         table = pa.table({})
         for (image_id, _), (path, row) in self._images.items():
+            # In the order of the files, so each is read once and one is in memory.
             if path != open_path:
                 table, _ = self._read(path)
                 open_path = path
@@ -125,10 +125,11 @@ class Positives:
 
 def _complete(class_: Any, path: Path, dtype: torch.dtype) -> Any:
     """A model with all of its tensors, where libraries would draw missing ones at random."""
-    model, loaded = class_.from_pretrained(
+    # `local_files_only`: all that is needed was fetched before, at the commit that is recorded.
+    model, loading = class_.from_pretrained(
         path, dtype=dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
     )
-    missing = sorted(map(str, loaded["missing_keys"]))
+    missing = sorted(map(str, loading["missing_keys"]))
     if missing:
         raise WeightsError(f"{path.name}: {len(missing):,} tensors are missing, such as {missing[0]}")
     return model
@@ -191,8 +192,11 @@ class _GumbelNoise:
 
     def __call__(self, input_ids: Tensor | None, scores: Tensor) -> Tensor:
         size = scores.shape[-1]
-        # In float64: the noise of draws in float32 would end at 16.6.
-        draws = torch.stack([torch.rand(size, generator=s, dtype=torch.float64) for s in self._streams])
+        # In float64: the noise of draws in float32 would end at 16.6. A stream for each row, so that a
+        # caption does not depend on the others of its batch.
+        draws = torch.empty(len(self._streams), size, dtype=torch.float64)
+        for row, stream in zip(draws, self._streams, strict=True):
+            torch.rand(size, generator=stream, dtype=torch.float64, out=row)
         return scores.float() - torch.log(-torch.log(draws)).to(scores.device, torch.float32)
 
 
@@ -208,6 +212,7 @@ class _TextToImage:
         safely = {"use_safetensors": True, "trust_remote_code": False, "local_files_only": True}
         dtype = DTYPES[settings.dtype]
         pipeline = pipelines.from_pretrained(path, dtype=dtype, **safely)
+        # diffusers does not say which tensors of a part were missing, so each part is read once more.
         for name, module in pipeline.components.items():
             if isinstance(module, torch.nn.Module):
                 pipeline.register_modules(**{name: _complete(type(module), path / name, dtype)})
@@ -229,10 +234,13 @@ class _TextToImage:
             )
         tokenizer = getattr(self._pipeline, "tokenizer", None)
         if tokenizer is not None:
-            lengths = [len(ids) for ids in tokenizer(list(contents))["input_ids"]]
-            self.truncated += sum(length > int(tokenizer.model_max_length) for length in lengths)
-        # The safety checker blacks images out, and numbers that overflow, as in float16, make black ones.
-        return [_png(image) if image.getbbox() else None for image in output.images]
+            for ids in tokenizer(list(contents))["input_ids"]:
+                self.truncated += len(ids) > int(tokenizer.model_max_length)
+        images: list[str | bytes | None] = []
+        for image in output.images:
+            # The safety checker blacks images out, and numbers that overflow, as in float16, make black ones.
+            images.append(_png(image) if image.getbbox() else None)
+        return images
 
 
 def _png(image: Image.Image) -> bytes:
@@ -282,7 +290,8 @@ class Augmentation(Settings):
         path, name, commit = open_foreign(
             pinned, self.what, _CONFIGS, (), default=str(default), tensors=_TENSORS
         )
-        files: set[Path] = set()
+        # A digest, since a folder's name says nothing of what is in it.
+        files: set[Path] = set()  # patterns overlap
         for pattern in (*_CONFIGS, *_TENSORS):
             files.update(path.rglob(pattern))
         checksums = ""
@@ -293,9 +302,11 @@ class Augmentation(Settings):
 
     def open(self, path: Path) -> Any:
         """The model, whose `generate` gives positives of contents by their seeds, or None."""
-        logs: list[Any] = [import_module(f"{library}.utils.logging") for library in self.libraries]
-        for log in logs:
-            log.disable_progress_bar()
+        logs: list[Any] = []
+        for library in self.libraries:
+            log: Any = import_module(f"{library}.utils.logging")
+            log.disable_progress_bar()  # of opening: the one of the sources is ours
+            logs.append(log)
         try:
             generator = self.generator(path, self)
         except InputError:
@@ -344,7 +355,8 @@ class CaptionAugmentation(Augmentation):
         problems.raise_if_any()
 
     def free(self) -> set[str]:
-        return {*super().free(), "top_p" if self.decoding == "beam" else "beams"}
+        unused = "top_p" if self.decoding == "beam" else "beams"
+        return {*super().free(), unused}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -368,6 +380,7 @@ class ImageAugmentation(Augmentation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # Stable Diffusion draws in a latent space of 1/8 the width and height.
         if self.image_size % 8:
             raise wrong_option("image_size", self.image_size, "is not a multiple of 8", "pass one, e.g. 512")
         if find_spec("diffusers") is None:
@@ -394,28 +407,29 @@ def augment(
     source_path: the file, folder or dataset of `captioned`, for messages.
     """
     kind = settings.kind
-    sources = [Positive(image_id) for image_id in captioned.ids]
-    if kind == IMAGE:
-        rows = zip(captioned.images, captioned.captions, strict=True)
-        sources = list(dict.fromkeys(Positive(image_id, text) for image_id, text in rows))
+    sources = _sources(kind, captioned)
     if not sources:
         raise file_error(source_path, f"holds no {'captions' if kind == IMAGE else 'images'}")
-    check_folder("out", out)
+    check_folder("out", out)  # before the model is fetched
     path, name, weights = settings.find()
-    digest = hashlib.blake2b(digest_size=16)
-    for source in sources:
-        digest.update(json.dumps(source.source).encode())
-    stamp = {name: value for name, value in vars(settings).items() if name not in settings.free()}
-    stamp |= {"weights": weights, "sources": f"{len(sources)} {digest.hexdigest()}"}
     stretch = LIMITS.augmented[kind]
     folder = check_folder("out", out / f"{kind}s")
-    seconds = LIMITS.training_seconds
-    store = TableStore(folder, stamp, "out", most_rows=stretch, most_seconds=seconds, required=True)
+    store = TableStore(
+        folder,
+        _stamp(settings, weights, sources),
+        "out",
+        most_rows=stretch,
+        most_seconds=LIMITS.training_seconds,
+        required=True,
+    )
     stored: dict[tuple[str, str | None], str | None] = {}  # the reason of each dropped one, by source
     for table in store.tables():
         for row in table.select(["id", "source_caption", "dropped"]).to_pylist():
             stored[row["id"], row["source_caption"]] = row["dropped"]
-    # Each part has every N-th stretch, so that its batches begin at the same sources in every run.
+    # Each part has every N-th stretch, so that its batches begin at the same sources in every run:
+    #
+    #     sources    0 ... 99 | 100 ... 199 | 200 ... 299 | 300 ... 399      stretches of 100
+    #     part       1          2             1             2                of 2
     number, parts = part
     numbers = [i for i in range(len(sources)) if i // stretch % parts == number - 1]
     counts = _Counts(total=len(sources))
@@ -438,9 +452,30 @@ def augment(
                 run.make([i for i in batch if sources[i].source not in stored])
                 bar.update(len(batch))
     finally:
-        store.flush()
+        store.flush()  # also after Ctrl-C: what is generated is not generated again
     counts.truncated = getattr(run.generator, "truncated", 0)
     return counts
+
+
+def _sources(kind: str, captioned: CaptionedImages) -> list[Positive]:
+    """A positive to be of each image, or of each caption of an image, once."""
+    if kind == CAPTION:
+        return list(map(Positive, captioned.ids))
+    sources = map(Positive, captioned.images, captioned.captions)
+    return list(dict.fromkeys(sources))
+
+
+def _stamp(settings: Augmentation, weights: str, sources: Sequence[Positive]) -> dict[str, Any]:
+    """Everything that positives depend on: settings, a digest of the model's files, and the sources."""
+    stamp: dict[str, Any] = {}
+    for name, value in vars(settings).items():
+        if name not in settings.free():
+            stamp[name] = value
+    # Parts of a run share one folder only while they have the same sources: they divide them by number.
+    digest = hashlib.blake2b(digest_size=16)
+    for source in sources:
+        digest.update(json.dumps(source.source).encode())
+    return {**stamp, "weights": weights, "sources": f"{len(sources)} {digest.hexdigest()}"}
 
 
 @dataclass
@@ -474,6 +509,7 @@ class _Run:
             generated: list[Any] = self.generator.generate([content for _, content in part], seeds)
             return generated
 
+        # In pieces, should the device's memory not hold the batch.
         for piece, outputs in self.size.run(contents, forward):
             positives = []
             for (i, _), output in zip(contents[piece], outputs, strict=True):
@@ -490,6 +526,9 @@ class _Run:
 
 def _seed_of(settings: Augmentation, source: Positive) -> int:
     """The seed of a source, of 63 bits: another one for every source, whatever is generated before it."""
-    texts = [str(settings.seed), settings.kind, source.id, source.source_caption or ""]
-    content = "".join(f"{len(text)} {text}" for text in texts).encode()
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") >> 1
+    # With their lengths, so that "a" + "bc" and "ab" + "c" differ.
+    content = ""
+    for text in (str(settings.seed), settings.kind, source.id, source.source_caption or ""):
+        content += f"{len(text)} {text}"
+    digest = hashlib.blake2b(content.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1  # 63 bits: positive in every type that holds a seed

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -31,13 +30,14 @@ FOIL = "foil"
 """The kind of the captions with one other word."""
 TOP = 3  # similar images of which hard negatives are drawn
 CONTENT = ("V", "N", "J")  # how the Penn tags of verbs, nouns and adjectives begin
-SUBSTITUTED = 0.30  # of these, as in the paper; its code draws 0.29
+SUBSTITUTED = 0.30  # of these, as in the paper; the released code takes integers 0 to 99 above 70: 0.29
 TOUCHED = 0.30  # of these, which are repeated or removed
 REPEATED = 0.5  # of those that are touched; the others are removed
 SHUFFLED = 0.5  # of the captions of another word order; of the others words are left out
 KEPT = 0.7  # of the words, where words are left out
 TRIES = 64  # before what cannot fail is taken; its chance is below 1e-15 for every caption
 BEFORE = 2  # words before a word that tell its place; of those behind, one does
+_Item = TypeVar("_Item", bound=Hashable)
 Tagged = Iterable[Sequence[tuple[str, str]]]
 Similar = dict[str, list[str]]  # of each image the most similar ones, in order
 Negative = list[str] | None  # None where a caption has none
@@ -48,19 +48,28 @@ class WordTable:
 
     def __init__(self, counts: Mapping[str, Mapping[str, int]]) -> None:
         # By key: its words, the end of each word's stretch, and the stretch of each word in any case.
+        #
+        #     words    Dog    dog      men
+        #     counts    1      3        2
+        #     ends      1      4        6       a draw of 0 ... 5 falls into one word's stretch
+        #     spans   dog: 0 ... 4   men: 4 ... 6
         self._by_key: dict[str, tuple[list[str], list[int], dict[str, tuple[int, int]]]] = {}
         for key, word_counts in counts.items():
             # Words that differ in case only are neighbours, so that all of them are passed over at once.
             words = sorted(word_counts, key=lambda word: (word.casefold(), word))
-            ends = list(accumulate(word_counts[word] for word in words))
+            ends: list[int] = []
             spans: dict[str, tuple[int, int]] = {}
-            for word, end in zip(words, ends, strict=True):
-                start, _ = spans.get(word.casefold(), (end - word_counts[word], end))
-                spans[word.casefold()] = start, end
+            end = 0
+            for word in words:
+                folded = word.casefold()
+                start, _ = spans.get(folded, (end, end))
+                end += word_counts[word]
+                ends.append(end)
+                spans[folded] = start, end
             self._by_key[key] = words, ends, spans
 
     def has_other(self, key: str, word: str) -> bool:
-        """Whether this key has another word that differs in more than case."""
+        """True if this key has another word that differs in more than case."""
         _, ends, spans = self._by_key.get(key, ([], [0], {}))
         start, end = spans.get(word.casefold(), (0, 0))
         return end - start < ends[-1]
@@ -71,7 +80,9 @@ class WordTable:
         start, end = spans.get(word.casefold(), (0, 0))
         # Each word is a stretch of 0 ... total, as long as its count; the original's stretch is jumped over.
         place = int(rng.integers(ends[-1] - (end - start)))
-        return words[bisect_right(ends, place if place < start else place + end - start)]
+        if place >= start:
+            place += end - start
+        return words[bisect_right(ends, place)]
 
 
 def _words_by_tag(tagged: Tagged) -> WordTable:
@@ -92,7 +103,9 @@ def _words_by_place(tagged: Tagged) -> WordTable:
         tags = [tag for _, tag in caption]
         for index, place in _places(tokens, tags).items():
             counts.setdefault(place, Counter())[tokens[index]] += 1
-    return WordTable({place: words for place, words in counts.items() if len(words) > 1})
+    # Of a large set most places have one word, which has no substitute.
+    several = {place: words for place, words in counts.items() if len(words) > 1}
+    return WordTable(several)
 
 
 def _places(tokens: Sequence[str], tags: Sequence[str]) -> dict[int, str]:
@@ -102,6 +115,7 @@ def _places(tokens: Sequence[str], tags: Sequence[str]) -> dict[int, str]:
         if tag.startswith((*CONTENT, "CD")) or tag == "IN":
             before = tokens[max(index - BEFORE, 0) : index]
             after = tokens[index + 1 : index + 2]
+            # The empty text marks the word's own place: "a dog _" is not "a _ dog". No token has a tab.
             places[index] = "\t".join([tag, *map(str.casefold, before), "", *map(str.casefold, after)])
     return places
 
@@ -118,11 +132,12 @@ def substitution(
 
     Each that has a substitute in other letters than its own is substituted independently, given that one is.
     """
-    eligible = [
-        index
-        for index, (token, tag) in enumerate(zip(tokens, tags, strict=True))
-        if tag.startswith(CONTENT) and table.has_other(tag, token)
-    ]
+    # The released code compares the drawn word with its tag, so that the word itself may come again, and
+    # ends never where no word is eligible.
+    eligible = []
+    for index, (token, tag) in enumerate(zip(tokens, tags, strict=True)):
+        if tag.startswith(CONTENT) and table.has_other(tag, token):
+            eligible.append(index)
     if not eligible:
         return None
     negative = list(tokens)
@@ -140,17 +155,19 @@ def repetition_removal(tokens: Sequence[str], tags: Sequence[str], rng: np.rando
     if not eligible:
         return None
     original = list(tokens)
+    # Drawn again where nothing is left, or where "the big big dog" lost one "big" and doubled the other.
     for _ in range(TRIES):
         touched = _random_subset(eligible, TOUCHED, rng)
-        copies = {
-            index: 2 if draw < REPEATED else 0
-            for index, draw in zip(touched, rng.random(len(touched)).tolist(), strict=True)
-        }
+        draws = rng.random(len(touched)).tolist()
+        copies = {}
+        for index, draw in zip(touched, draws, strict=True):
+            copies[index] = 2 if draw < REPEATED else 0
         negative: list[str] = []
         for index, token in enumerate(tokens):
             negative += [token] * copies.get(index, 1)
         if negative and not _same(negative, original):
             return negative
+    # What cannot fail: one of the words is doubled.
     return [*original[: touched[0] + 1], *original[touched[0] :]]
 
 
@@ -167,6 +184,7 @@ def word_order(tokens: Sequence[str], rng: np.random.Generator) -> Negative:
             negative = [original[index] for index in rng.permutation(len(original)).tolist()]
             if not _same(negative, original):
                 return negative
+        # What cannot fail, as the words are not all equal: one step round.
         return [*original[1:], original[0]]
     removed = set(_random_subset(range(len(original)), 1 - KEPT, rng, most=len(original) - 1))
     return [token for index, token in enumerate(original) if index not in removed]
@@ -177,10 +195,13 @@ def _random_subset(
 ) -> list[int]:
     """Items drawn independently, at least one: first how many, by the truncated binomial law, then which."""
     most = len(items) if most is None else most
+    # The same law as drawing each item until one is drawn, in one step however small the probability is.
     number = 1 + bisect_right(_count_law(len(items), probability, most), rng.random())
+    # One item is the usual case, which needs no permutation.
     if number == 1:
         return [items[int(rng.integers(len(items)))]]
-    return [items[index] for index in sorted(rng.permutation(len(items))[:number].tolist())]
+    indices = sorted(rng.permutation(len(items))[:number].tolist())
+    return [items[index] for index in indices]
 
 
 @lru_cache(maxsize=4096)
@@ -189,12 +210,13 @@ def _count_law(trials: int, probability: float, most: int) -> tuple[float, ...]:
     count = np.arange(1, most + 1)
     log = count * np.log(probability) + (trials - count) * np.log1p(-probability)
     log -= gammaln(count + 1) + gammaln(trials - count + 1)
+    # Less the largest, since all of them may underflow for captions of hundreds of words.
     weights = np.exp(log - log.max())
     return tuple((np.cumsum(weights) / weights.sum())[:-1].tolist())
 
 
 def _same(tokens: Sequence[str], original: Sequence[str]) -> bool:
-    """Whether two captions have the same words, whatever their case."""
+    """True if two captions have the same words, whatever their case."""
     return [*map(str.casefold, tokens)] == [*map(str.casefold, original)]
 
 
@@ -206,7 +228,10 @@ def _one_word_foil(
     It may mean the same, but few of many foils are true.
     """
     places = _places(tokens, tags)
-    eligible = [index for index, place in places.items() if table.has_other(place, tokens[index])]
+    eligible = []
+    for index, place in places.items():
+        if table.has_other(place, tokens[index]):
+            eligible.append(index)
     if not eligible:
         return None
     index = eligible[int(rng.integers(len(eligible)))]
@@ -254,17 +279,19 @@ class NegativeSampler:
         self._check_others()
         self._table = _words_by_tag(tagged)
         self._places = _words_by_place(tagged) if foils else WordTable({})
-        # Flat arrays: millions of tuples would take much memory.
-        self._words, self._tokens = _numbered(token for caption in tagged for token, _ in caption)
-        self._tag_names, self._tags = _numbered(tag for caption in tagged for _, tag in caption)
+        # Flat arrays: millions of tuples would take much memory. Those of a caption i are
+        # _tokens[_offsets[i]:_offsets[i + 1]], by their numbers in _words, and its tags alike.
+        self._words, self._tokens = _numbered(_column(tagged, 0))
+        self._tag_names, self._tags = _numbered(_column(tagged, 1))
         self._offsets = np.cumsum([0, *map(len, tagged)])
-        self._similar = [self._numbered_tops(lists) for lists in similar]
+        self._similar = list(map(self._numbered_tops, similar))
 
     def _numbered_tops(self, similar: Mapping[str, Sequence[str]]) -> list[list[int]]:
         """For each image the numbers of the 3 most similar ones, without those that are not in the set."""
         number = {image_id: index for index, image_id in enumerate(self._ids)}
         tops = []
         for image_id in self._ids:
+            # The 3 of the whole list, of which a training set may hold fewer: a fourth is not similar enough.
             neighbours = [neighbour for neighbour in similar.get(image_id, ()) if neighbour != image_id]
             tops.append([number[neighbour] for neighbour in neighbours[:TOP] if neighbour in number])
         return tops
@@ -276,8 +303,13 @@ class NegativeSampler:
         """The positive, random negatives, hard, substitution, word order, repetition or removal, foils."""
         rng = np.random.default_rng([self.seed, epoch, index])
         image = int(self._image[index])
-        true_texts = {int(self._text[caption]) for caption in self._captions_of[image]}
-        true_keys = {_key(self._captions[caption]) for caption in self._captions_of[image]}
+        # What is true of the image is not a negative. Captions of the set are compared by their numbers,
+        # changed ones, which have none, by their keys.
+        true_texts: set[int] = set()
+        true_keys: set[str] = set()
+        for caption in self._captions_of[image]:
+            true_texts.add(int(self._text[caption]))
+            true_keys.add(_key(self._captions[caption]))
         part = slice(self._offsets[index], self._offsets[index + 1])
         tokens = [self._words[word] for word in self._tokens[part]]
         tags = [self._tag_names[tag] for tag in self._tags[part]]
@@ -310,7 +342,7 @@ class NegativeSampler:
         """A changed caption that is not a caption of the image, if there is one."""
         for _ in range(TRIES):
             tokens = change()
-            if tokens is None:
+            if tokens is None:  # there is none of this kind, however often it is drawn
                 return None
             text = spelling.text(tokens)
             if _key(text) not in true_keys:
@@ -323,6 +355,7 @@ class NegativeSampler:
             index = int(rng.integers(len(self)))
             if int(self._text[index]) not in true_texts:
                 return index
+        # Nearly all captions are true of this image, as in a set of few images: drawn among the others.
         false_captions = np.flatnonzero(~np.isin(self._text, list(true_texts)))
         return int(false_captions[rng.integers(len(false_captions))])
 
@@ -330,6 +363,7 @@ class NegativeSampler:
         """The index of a caption of a similar image; of any other image where there is none."""
         if self._similar:
             top = self._similar[int(rng.integers(len(self._similar)))][image]
+            # The image first and then its caption, so that an image of many captions is not drawn more often.
             candidates = []
             for neighbour in top:
                 false_captions = self._false_captions(neighbour, true_texts)
@@ -360,7 +394,7 @@ class _Spelling:
     """The spaces between the tokens of a caption, which "a man's" lacks, also where tokens are reordered."""
 
     def __init__(self, caption: str, tokens: Sequence[str]) -> None:
-        self._pairs: dict[tuple[str, str], bool] = {}
+        self._pairs: dict[tuple[str, str], bool] = {}  # whether the second touches the first
         # Punctuation that touches the word before or after it does so wherever it is put.
         self._before: set[str] = set()
         self._after: set[str] = set()
@@ -394,8 +428,9 @@ def similar_by_features(images: Sequence[str], features: ArrayLike, *, top: int 
     vectors = np.asarray(features, dtype=np.float32)
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0)
-    equal = _numbered(row.tobytes() for row in vectors)[1].astype(np.int64)
-    return _lists(list(images), equal, lambda rows: unit[rows] @ unit.T, top)
+    # A copy of an image under another id is not a similar image: its captions are true of both.
+    _, equal = _numbered(row.tobytes() for row in vectors)
+    return _lists(list(images), equal.astype(np.int64), lambda rows: unit[rows] @ unit.T, top)
 
 
 def similar_by_captions(images: Sequence[str], captions: Sequence[str], *, top: int = TOP) -> Similar:
@@ -416,17 +451,19 @@ def similar_by_captions(images: Sequence[str], captions: Sequence[str], *, top: 
     def similarity(rows: slice) -> NDArray[np.float32]:
         products: NDArray[np.float32] = (rare[rows] @ across).toarray()
         products += dense[rows] @ dense.T
-        products[products <= 0] = -np.inf
+        products[products <= 0] = -np.inf  # no n-gram in common: not similar, even where nothing else is
         return products
 
-    equal = _numbered(tuple(sorted(pool)) for pool in pools.values())[1].astype(np.int64)
-    return _lists(list(pools), equal, similarity, top)
+    sorted_pools = [tuple(sorted(pool)) for pool in pools.values()]
+    _, equal = _numbered(sorted_pools)
+    return _lists(list(pools), equal.astype(np.int64), similarity, top)
 
 
 def _lists(
     images: list[str], equal: NDArray[np.int64], similarity: Callable[[slice], NDArray[np.float32]], top: int
 ) -> Similar:
     """The most similar images of each; of equals the earlier. equal: a number that the same images share."""
+    # So many rows at a time: the whole matrix of 100,000 images would be 40 GB.
     size = max(1, LIMITS.similarities // max(1, len(images)))
     lists = {}
     for start in range(0, len(images), size):
@@ -437,14 +474,23 @@ def _lists(
             # All that are at least as similar as the last one of the list, then in order.
             least = np.partition(row, -top)[-top] if top < len(row) else -np.inf
             nearest = np.flatnonzero((row >= least) & (row > -np.inf))
+            # Stable, so that equals come in the order of the images on every processor.
             order = nearest[np.argsort(-row[nearest], kind="stable")][:top]
             lists[image] = [images[index] for index in order.tolist()]
     return lists
 
 
-def _numbered(items: Iterable[Hashable]) -> tuple[list[Any], NDArray[np.int32]]:
+def _column(tagged: Tagged, place: int) -> Iterator[str]:
+    """The tokens (0) or the tags (1) of all captions, one after the other."""
+    for caption in tagged:
+        for pair in caption:
+            yield pair[place]
+
+
+def _numbered(items: Iterable[_Item]) -> tuple[list[_Item], NDArray[np.int32]]:
     """Different items, and the number of each item."""
-    numbers: dict[Hashable, int] = {}
+    numbers: dict[_Item, int] = {}
+    # A generator: millions of tokens never lie in a list of Python's integers.
     flat = np.fromiter((numbers.setdefault(item, len(numbers)) for item in items), dtype=np.int32)
     return list(numbers), flat
 

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -26,7 +25,6 @@ from capeval_core.encoders.clip import ClipEncoder
 from capeval_core.encoders.tokenizers import ClipTokenizer
 from capeval_core.errors import Problems, ProblemsError, counted, file_error, warn, wrong_option
 from capeval_core.fetching import open_listed
-from capeval_core.inputs.images import InputImage
 from capeval_core.models.device import on_device
 from capeval_core.options import option
 from capeval_core.project import __version__
@@ -61,8 +59,10 @@ from capeval_core.weights.catalogue import PROMPT
 from capeval_core.weights.folder import WeightsError
 
 CONTRAST = "contrast"  # the only phase of the training
-REAL, GENERATED_IMAGES, GENERATED_CAPTIONS = "real pairs", "generated images", "generated captions"
-"""The terms of eq. 3: L(V, T), L(V', T), L(V, T')."""
+# The terms of eq. 3.
+REAL = "real pairs"  # L(V, T)
+GENERATED_IMAGES = "generated images"  # L(V', T)
+GENERATED_CAPTIONS = "generated captions"  # L(V, T')
 LAMBDA_V = 0.05  # weight of L(V', T)
 LAMBDA_T = 0.1  # weight of L(V, T')
 ABSENT = -1  # in place of a number where a pair has no generated image or no generated caption
@@ -80,7 +80,8 @@ def info_nce(images: Tensor, texts: Tensor, scale: Tensor | float) -> Tensor:
 
 def _positive_augmented_loss(terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
     """Eq. 3: the weighted sum of the terms."""
-    return torch.stack([weights[name] * term for name, term in terms.items()]).sum()
+    weighted = [weights[name] * term for name, term in terms.items()]
+    return torch.stack(weighted).sum()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +154,12 @@ class PacsTraining(Training):
     @property
     def weights(self) -> dict[str, float]:
         """The weight of each term of eq. 3 that is not switched off."""
-        weights = {REAL: 1.0, GENERATED_IMAGES: self.lambda_v, GENERATED_CAPTIONS: self.lambda_t}
-        return {name: weight for name, weight in weights.items() if weight}
+        weights = {REAL: 1.0}
+        if self.lambda_v:
+            weights[GENERATED_IMAGES] = self.lambda_v
+        if self.lambda_t:
+            weights[GENERATED_CAPTIONS] = self.lambda_t
+        return weights
 
 
 class _Pairs(NamedTuple):
@@ -165,18 +170,25 @@ class _Pairs(NamedTuple):
     generated_images: Numbers
     generated_captions: Numbers
 
-    def select(self, rows: Any) -> _Pairs:
-        """The pairs of some rows, an array or a slice."""
+    def select(self, rows: Numbers | slice) -> _Pairs:
+        """The pairs of some rows."""
         return _Pairs(*(numbers[rows] for numbers in self))
 
 
 class _Lists:
-    """A list of numbers for each of n owners: that of owner i is `values[starts[i]:starts[i + 1]]`."""
+    """A list of numbers for each of n owners: that of owner i is `values[starts[i]:starts[i + 1]]`.
+
+    values   4 7 | 1 | | 3 5 8      flat, as a batch takes one number of each of its owners at once
+    starts   0     2   3 3      6
+    owner    0     1   2 3
+    """
 
     def __init__(self, owner_count: int, owners: Sequence[int], values: Iterable[int]) -> None:
         owner_of_value = np.array(owners, dtype=np.int64)
         counts = np.bincount(owner_of_value, minlength=owner_count)
-        self.values = np.fromiter(values, dtype=np.int64)[np.argsort(owner_of_value, kind="stable")]
+        # Stable: a draw by lot is of the captions of an image in the order of the file.
+        by_owner = np.argsort(owner_of_value, kind="stable")
+        self.values = np.fromiter(values, dtype=np.int64)[by_owner]
         self.starts = np.concatenate([[0], np.cumsum(counts)])
 
     def drawn(self, owners: Numbers, lots: NDArray[np.float64]) -> Numbers:
@@ -204,9 +216,11 @@ class PairData:
         self.positives = positives
         self.validation = validation
         count = len(captioned.ids)
+        # One numbering for both, so that the towers' outputs of all of them are stored together.
         self.captioned = captioned if validation is None else _joined(captioned, validation)
         self._number(training)
         if validation is None:
+            # Images and not captions: one whose other captions are trained on is not new to the network.
             held_out_count = 0
             if training.validation:  # the loss of a single image is 0, so two at least
                 held_out_count = min(count, max(2, round(training.validation * count)))
@@ -216,6 +230,7 @@ class PairData:
         else:
             self.trained = np.arange(count)
             self.held_out = np.arange(count, len(self.captioned.ids))
+        # A batch has an image once at most, see `PacsObjective`.
         if training.batch_size > len(self.trained):
             problem = f"is more than the {len(self.trained):,} images to train on"
             raise wrong_option("batch_size", training.batch_size, problem, "pass a smaller one")
@@ -226,6 +241,11 @@ class PairData:
 
     def _number(self, training: PacsTraining) -> None:
         """Number captions and images, then generated ones behind them, and relate each to its source."""
+        #     numbers of images      0 ... images - 1     | generated: images, images + 1, ...
+        #     numbers of captions    0 ... captions - 1   | generated: captions, captions + 1, ...
+        #
+        # A generated caption has an image as its source, a generated image has a caption of an image, which
+        # may be in the set several times.
         ids = self.captioned.ids
         captions = list(self.captioned.captions)
         self.captions = _Lists(len(ids), self.captioned.numbers, range(len(captions)))
@@ -273,11 +293,11 @@ class PairData:
         fix = "pass a folder that `capeval augment` made as `--positives`, or 0 to train without them"
         return wrong_option(name, weight, f"is a weight of generated {kind}, but {reason}", fix)
 
-    def visuals(self) -> Iterator[InputImage]:
-        """All images, then the generated ones."""
-        generated = self.positives.images() if self.positives is not None else iter(())
-        images: Any = map(self.captioned.visual, range(len(self.captioned.ids)))
-        return chain(images, generated)
+    def visuals(self) -> Iterator[Any]:
+        """All images, then the generated ones: by number."""
+        yield from map(self.captioned.visual, range(len(self.captioned.ids)))
+        if self.positives is not None:
+            yield from self.positives.images()
 
     def drawn(self, images: Numbers, rng: np.random.Generator) -> _Pairs:
         """All of these images in random order, each with a caption and positives by lot."""
@@ -291,6 +311,7 @@ class PairData:
 def _joined(captioned: CaptionedImages, validation: CaptionedImages) -> CaptionedImages:
     """Images to train on, then those that are held out."""
     problems = Problems()
+    # The loss of images that are trained on falls for ever: it would choose the last weights.
     for image_id in sorted({*captioned.ids} & {*validation.ids}):
         fix = "leave it out of one of them"
         problems.add(file_error("validation", f"{image_id!r} is also trained on", fix, sentence=True))
@@ -330,12 +351,17 @@ class PacsObjective(Objective):
         self.model = model
         self.inputs = inputs
         self.world = world
-        self._epoch = lru_cache(maxsize=2)(
-            lambda epoch: data.drawn(data.trained, np.random.default_rng([training.seed, 1, epoch]))
-        )
+        # Kept, as an epoch is drawn for all of its batches together.
+        self._epoch = lru_cache(maxsize=2)(self._pairs_of)
+
+    def _pairs_of(self, epoch: int) -> _Pairs:
+        """The pairs of an epoch, in order; they depend on the seed and the epoch alone."""
+        rng = np.random.default_rng([self.training.seed, 1, epoch])
+        return self.data.drawn(self.data.trained, rng)
 
     def batch(self, phase: str, number: int) -> _PairBatch:
         """The part of a process: number `batch * processes + process`."""
+        # An epoch ends with its last full batch: a smaller one has fewer negatives, so another loss.
         size = self.training.batch_size
         batch, process = divmod(number, self.world)
         epoch, place = divmod(batch, len(self.data.trained) // size)
@@ -365,7 +391,7 @@ class PacsObjective(Objective):
         """The terms of eq. 3 that are switched on and have pairs, over the rows that `gathered` gives."""
         model = self.model
         device = model.logit_scale.device
-        scale = model.logit_scale.exp()
+        scale = model.logit_scale.exp()  # as in CLIP, its logarithm is learned, so that it stays positive
 
         def features(tower: Callable[[Any], Tensor], inputs: Any) -> Tensor:
             if isinstance(inputs, Tensor):
@@ -380,7 +406,7 @@ class PacsObjective(Objective):
             generated = features(tower, inputs)
             # One process does not wait for its device; several gather on their devices.
             rows = on_device(gathered(is_positive).cpu().nonzero()[:, 0], device)
-            if not len(rows):
+            if not len(rows):  # the mean of no losses is NaN
                 continue
             if name == GENERATED_IMAGES:
                 terms[name] = info_nce(generated[rows], texts[rows], scale)
@@ -397,6 +423,7 @@ class PacsObjective(Objective):
             return rows
         from torch.distributed.nn.functional import all_gather
 
+        # `torch.distributed.nn`'s, through which gradients flow back to the process of each row.
         rows = rows.to(self.model.logit_scale.device).contiguous()
         return torch.cat(all_gather(rows))  # type: ignore[no-untyped-call]
 
@@ -413,13 +440,14 @@ class PacsObjective(Objective):
         pairs = self.data.drawn(images, np.random.default_rng([training.seed, 3]))
         # Equal parts, as the loss of a last small batch would not compare with those of others.
         part_count = math.ceil(len(images) / training.batch_size)
-        parts = [pairs.select(rows) for rows in np.array_split(np.arange(len(images)), part_count)]
+        parts = list(map(pairs.select, np.array_split(np.arange(len(images)), part_count)))
 
         @torch.no_grad()
         def loss() -> float:
             self.model.eval()
             losses = []
             for part in parts:
+                # Every process looks at all of them, so nothing is gathered.
                 terms = self._terms(self._batch(part), lambda rows: rows)
                 losses.append(float(_positive_augmented_loss(terms, training.weights)))
             self.model.train()
@@ -442,6 +470,7 @@ def train_pacs(training: PacsTraining, data: PairData, out: Path, *, report: Rep
         if prompt is None:
             prompt = str(config.get("constants", {}).get("prompt", PROMPT))
         training = replace(training, prompt=prompt)
+        # The loss is over the batches of all processes, so that equal parts give the batch of one process.
         world = accelerator.num_processes
         if training.batch_size % world:
             problem = f"is not a multiple of the {world} processes"
@@ -455,17 +484,15 @@ def train_pacs(training: PacsTraining, data: PairData, out: Path, *, report: Rep
             "processes": world,
         }
         captions = [f"{prompt}{text}" for text in data.texts]
-        length = int(config["architecture"]["text"]["context_length"])
-        truncated = np.count_nonzero(ClipTokenizer(length).encode(captions).truncated)
-        cut_off = None
-        if truncated:
-            cut_off = f"cut off at {length:,} tokens: {truncated:,} of {len(captions):,} captions"
-            if accelerator.is_main_process:
-                report(cut_off)
+        cut_off = _cut_off(captions, int(config["architecture"]["text"]["context_length"]))
+        if cut_off is not None and accelerator.is_main_process:
+            report(cut_off)
         folder = Path(training.towers or out / TOWERS)
         device = str(accelerator.device)
+        # The main process fills the folder, the others find everything there.
         with accelerator.main_process_first():
             counts = f"{counted(len(data.captioned.ids), 'image')} and {counted(len(captions), 'caption')}"
+            # Adapters lie in the towers, so that their outputs change with every step.
             if training.lora:
                 report(f"pixels and token ids of {counts}")
                 clip = ClipEncoder.open(start, device=device)
@@ -495,6 +522,14 @@ def train_pacs(training: PacsTraining, data: PairData, out: Path, *, report: Rep
         return trainer.write(ClipEncoder, start, weights, {"prompt": prompt}, card)
 
 
+def _cut_off(captions: Sequence[str], length: int) -> str | None:
+    """A sentence about captions that are longer than the text tower reads, for the log and the card."""
+    truncated = np.count_nonzero(ClipTokenizer(length).encode(captions).truncated)
+    if not truncated:
+        return None
+    return f"cut off at {length:,} tokens: {truncated:,} of {len(captions):,} captions"
+
+
 def _card(training: PacsTraining, data: PairData, **more: Any) -> str:
     """README.md of trained weights."""
     from jinja2 import Environment, PackageLoader
@@ -504,7 +539,14 @@ def _card(training: PacsTraining, data: PairData, **more: Any) -> str:
     made_by = None
     if data.positives is not None:
         made_by = json.dumps(data.positives.settings, sort_keys=True)
-    terms = [(GENERATED_IMAGES, "L(V', T)"), (GENERATED_CAPTIONS, "L(V, T')")]
+    terms = []
+    for name, term in ((GENERATED_IMAGES, "L(V', T)"), (GENERATED_CAPTIONS, "L(V, T')")):
+        if name in weights:
+            terms.append((f"{weights[name]:g}", term))
+    settings = []
+    for name, value in training.stamp().items():
+        if name != "data":  # its name is in the line about the captions
+            settings.append((name, json.dumps(value)))
     template = Environment(loader=PackageLoader("capeval_core.reports")).get_template("pacs_card.md.j2")
     return template.render(
         version=__version__,
@@ -515,7 +557,7 @@ def _card(training: PacsTraining, data: PairData, **more: Any) -> str:
         prompt=repr(training.prompt),
         generated=data.generated,
         made_by=made_by,
-        terms=[(f"{weights[name]:g}", term) for name, term in terms if name in weights],
-        settings=[(name, json.dumps(value)) for name, value in training.stamp().items() if name != "data"],
+        terms=terms,
+        settings=settings,
         **more,
     )

@@ -26,7 +26,13 @@ from capeval_core.judgements.sets import Judgements
 from capeval_core.options import option
 from capeval_core.scores.box_metrics import FirstBoxes, box_source_opener, store_of
 from capeval_core.training.array_store import StoredArrays
-from capeval_core.training.negatives import Group, NegativeSampler, similar_by_captions, similar_by_features
+from capeval_core.training.negatives import (
+    Group,
+    NegativeSampler,
+    Similar,
+    similar_by_captions,
+    similar_by_features,
+)
 from capeval_core.training.tags import Tagger
 from capeval_core.training.trainer import REGIONS, Objective, Report, Terms, Trainer, Training, opened
 from capeval_core.training.training_data import CaptionedImages
@@ -61,7 +67,7 @@ class RegionTraining(Training):
     caption_length: int = option(60, "tokens that are read of a caption", minimum=3)
 
 
-class _RegionStore:
+class RegionStore:
     """A network's arrays of the boxes of images, on the disk; features in float16, enough to train on."""
 
     def __init__(
@@ -78,11 +84,15 @@ class _RegionStore:
         self.feature_size = feature_size
         store_name = f"{stamp} {images.fingerprint}"
         self._features = StoredArrays(folder, store_name, np.float16)
+        # Positions in float32: UNITER's areas are products, which float16 would round once more.
         self._positions = StoredArrays(folder, store_name, np.float32)
+        # A kill may come between the two stores.
         stored_ids = self._features.get(self.ids).keys() & self._positions.get(self.ids).keys()
         missing = [number for number, image_id in enumerate(self.ids) if image_id not in stored_ids]
         problems = Problems()
-        for number, visual in zip(missing, encode_boxes(map(images.visual, missing)), strict=True):
+        visuals = encode_boxes(map(images.visual, missing))
+        for number, visual in zip(missing, visuals, strict=True):
+            # All images are tried, so that everything that is wrong with them is told at once.
             try:
                 boxes = visual.load()
                 boxes.check_width(feature_size)
@@ -114,7 +124,12 @@ class RegionObjective(Objective):
     form: ClassVar[Any]
 
     def __init__(
-        self, training: Any, start: WeightsFolder, data: CaptionedImages, store: Any, sampler: NegativeSampler
+        self,
+        training: Any,
+        start: WeightsFolder,
+        data: CaptionedImages,
+        store: RegionStore,
+        sampler: NegativeSampler,
     ) -> None:
         self.training = training
         self.store = store
@@ -130,15 +145,20 @@ class RegionObjective(Objective):
             split=self.encoder.splits,
             keep_end=self.encoder.keeps_end,
         )
+        # The vocabulary of the tiny models has no token that no caption holds.
         self.mask = vocabulary.index(MASK if MASK in vocabulary else UNKNOWN)
+        # Two: a batch may begin in one epoch and end in the next.
         self.order = lru_cache(maxsize=2)(self._shuffled)
-        self.model = self.build({name: tensor.float() for name, tensor in start.tensors().items()})
+        # In float32, whatever the weights are stored in: steps of 1e-5 vanish in float16.
+        tensors = {name: tensor.float() for name, tensor in start.tensors().items()}
+        self.model = self.build(tensors)
 
     @abstractmethod
     def build(self, tensors: dict[str, Tensor]) -> nn.Module:
         """The network of `config`, filled with tensors."""
 
     def _shuffled(self, epoch: int) -> list[int]:
+        """The captions in the order of an epoch."""
         rng = np.random.default_rng([self.training.seed, 1, epoch])
         order: list[int] = rng.permutation(len(self.captions)).tolist()
         return order
@@ -170,12 +190,26 @@ def matching_loss(logits: Tensor, group_size: int) -> Tensor:
 
 def terms_of(losses: Tensor, kinds: NDArray[Any]) -> Terms:
     """Sum and number of losses of each kind; both arguments have one shape."""
-    values = losses.detach().float().cpu().numpy()
+    values = losses.detach().float().cpu().numpy()  # NumPy has no bfloat16
     terms = {}
     for kind in np.unique(kinds):
         values_of_kind = values[kinds == kind]
         terms[str(kind)] = (float(values_of_kind.sum()), values_of_kind.size)
     return terms
+
+
+def _similar_images(
+    training: RegionTraining, captioned: CaptionedImages, store: RegionStore
+) -> list[Similar]:
+    """The lists of similar images of which hard negatives are drawn."""
+    similar = []
+    if training.hard in ("both", "features"):
+        # An image by the mean of its boxes: one vector each, of which all pairs can be compared.
+        means = [store[number].features.mean(axis=0) for number in range(len(captioned.ids))]
+        similar.append(similar_by_features(captioned.ids, np.stack(means)))
+    if training.hard in ("both", "captions"):
+        similar.append(similar_by_captions(captioned.images, captioned.captions))
+    return similar
 
 
 def train_on_regions(
@@ -197,6 +231,7 @@ def train_on_regions(
         device = str(accelerator.device)
         selection = training.selection
         source = box_source_opener(regions)(selection=selection, device=device, dtype="float32")
+        # Of features that were made before a source knows the settings, and their store the content.
         precomputed = store_of(regions)
         precomputed_fingerprint = "" if precomputed is None else precomputed.fingerprint
         stamp: dict[str, Any] = {
@@ -212,28 +247,23 @@ def train_on_regions(
         def encode_boxes(visuals: Iterable[Visual[Any]]) -> Iterable[Any]:
             if source.encoder is None:
                 return (FirstBoxes(visual, selection) for visual in visuals)
+            # Without a cache: what is computed goes into the training's own store.
             return source.encoder.encode_boxes(visuals, cache=FeatureCache(0))
 
-        def region_store(images: CaptionedImages) -> _RegionStore:
+        def region_store(images: CaptionedImages) -> RegionStore:
             feature_size = objective.encoder.region_size_of(objective.encoder.read_config(start))
             # The main process computes what is missing, the others then find it on the disk.
             with accelerator.main_process_first():
                 report(f"box features of {counted(len(images.ids), 'image')}")
                 folder = out / REGIONS
-                return _RegionStore(folder, stamp["regions"], images, objective, feature_size, encode_boxes)
+                return RegionStore(folder, stamp["regions"], images, objective, feature_size, encode_boxes)
 
         store = region_store(captioned)
-        similar = []
-        if training.hard in ("both", "features"):
-            means = np.stack([store[number].features.mean(axis=0) for number in range(len(captioned.ids))])
-            similar.append(similar_by_features(captioned.ids, means))
-        if training.hard in ("both", "captions"):
-            similar.append(similar_by_captions(captioned.images, captioned.captions))
         sampler = NegativeSampler(
             captioned.images,
             captioned.captions,
             tagged,
-            similar=similar,
+            similar=_similar_images(training, captioned, store),
             random_negatives=training.random_negatives,
             foils=getattr(training, "foils", 0),
             seed=training.seed,

@@ -11,7 +11,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
-from itertools import pairwise
 from typing import Any
 
 from capeval_core.errors import Problem, Problems, at, did_you_mean, wrong_option
@@ -39,6 +38,7 @@ def open_tagger(name: str) -> Tagger:
         names = ", ".join(map(repr, _TAGGERS))
         expected = f"expected {names}, or 'spacy:' with the name or folder of a pipeline"
         raise wrong_option("tagger", name, "", expected + did_you_mean(kind, _TAGGERS))
+    # Opened in whatever way the package does it, and its errors told apart by their kinds.
     try:
         tagger: Tagger = _TAGGERS[kind](model) if model else _TAGGERS[kind]()
         return tagger
@@ -63,9 +63,11 @@ class _SpacyTagger(Tagger):
         # Parts that tags do not need would take most of the time.
         unneeded = ["parser", "senter", "ner", "lemmatizer", "entity_linker"]
         self._pipeline: Any = spacy.load(model, exclude=unneeded)
+        # Pipelines without one, such as blank ones, tag every word with "" and say nothing.
         if not any(token.tag_ for token in self._pipeline("A dog runs.")):
             raise ValueError("the pipeline has no tagger")
         meta = self._pipeline.meta
+        # Its content, as a folder of one's own may have a released name and version.
         content = self._pipeline.to_bytes(exclude=["vocab"])
         digest = hashlib.sha256(content).hexdigest()[:16]
         self.fingerprint = (
@@ -75,7 +77,9 @@ class _SpacyTagger(Tagger):
     def tags(self, captions: Sequence[str]) -> list[TaggedCaption]:
         tagged = []
         for document in self._pipeline.pipe(captions, batch_size=256):
-            spans = [(token.idx, token.idx + len(token), token.tag_) for token in document]
+            spans = []
+            for token in document:
+                spans.append((token.idx, token.idx + len(token), token.tag_))
             tagged.append(_joined_words(document.text, spans))
         return tagged
 
@@ -89,6 +93,7 @@ class _NltkTagger(Tagger):
 
         self._tagger: Any = PerceptronTagger()
         self._tokenizer: Any = NLTKWordTokenizer()
+        # Sorted: a dict of the same weights may be in another order where it was read otherwise.
         weights = sorted((name, sorted(row.items())) for name, row in self._tagger.model.weights.items())
         model = repr((weights, sorted(self._tagger.tagdict.items())))
         digest = hashlib.sha256(model.encode()).hexdigest()[:16]
@@ -97,10 +102,12 @@ class _NltkTagger(Tagger):
     def tags(self, captions: Sequence[str]) -> list[TaggedCaption]:
         tagged = []
         for caption in captions:
+            # Spans, as the tokenizer's own tokens are rewritten: quotes become `` and ''.
             spans = list(self._tokenizer.span_tokenize(caption))
-            tokens = self._tagger.tag([caption[start:end] for start, end in spans])
-            tags = [tag for _, tag in tokens]
-            tagged_spans = [(start, end, tag) for (start, end), tag in zip(spans, tags, strict=True)]
+            tokens = [caption[start:end] for start, end in spans]
+            tagged_spans = []
+            for (start, end), (_, tag) in zip(spans, self._tagger.tag(tokens), strict=True):
+                tagged_spans.append((start, end, tag))
             tagged.append(_joined_words(caption, tagged_spans))
         return tagged
 
@@ -114,10 +121,9 @@ class _SceneTagger(Tagger):
         problems = Problems()
         tagged = []
         for index, caption in enumerate(captions):
-            spans = [match.span() for match in _WORD.finditer(caption)]
-            tokens = [caption[start:end] for start, end in spans]
+            tokens = _WORD.findall(caption)
             words = [token.lower() for token in tokens]
-            tags = [_scene_tag(word, following) for word, following in pairwise([*words, ""])]
+            tags = list(map(_scene_tag, words, [*words[1:], ""]))  # each with the word behind it
             if "" in tags:
                 unknown = tokens[tags.index("")]
                 problem = f"has the word {unknown!r}, which the tagger of drawn scenes does not know"
@@ -146,7 +152,9 @@ _SCENE_WORDS = {
     ".": ". !",
 }
 """The words of drawn scenes by their tag, without sides, whose tag depends on the next word."""
-_SCENE_TAGS = {word: tag for tag, words in _SCENE_WORDS.items() for word in words.split()}
+_SCENE_TAGS: dict[str, str] = {}
+for _tag, _words in _SCENE_WORDS.items():
+    _SCENE_TAGS.update(dict.fromkeys(_words.split(), _tag))
 _SIDES = frozenset(["left", "right", "top", "bottom"])
 
 
@@ -164,10 +172,10 @@ def _joined_words(caption: str, spans: Iterable[tuple[int, int, str]]) -> Tagged
     """
     tagged: list[tuple[int, int, str]] = []
     for start, end, tag in spans:
-        if caption[start:end].isspace():
+        if caption[start:end].isspace():  # to spaCy a second blank is a token
             continue
         if tagged and caption[start - 1].isalnum() and caption[start].isalnum():
-            first, _, tag = tagged.pop()
+            first, _, tag = tagged.pop()  # the tag of the stem: `do`, not `n't`
             tagged.append((first, end, tag))
         else:
             tagged.append((start, end, tag))

@@ -35,6 +35,7 @@ class TowerEncoder(ClipEncoder):
     def build(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> Clip:
         model: Clip = super().build(config, tensors)
         width = len(model.text_projection)
+        # The unit matrix and not None, so that the forward pass stays the network's own.
         model.text_projection = nn.Parameter(torch.eye(width, device=self.device), requires_grad=False)
         self.text_shape = (width,)
         if isinstance(model.visual, VisionTransformer):
@@ -43,7 +44,7 @@ class TowerEncoder(ClipEncoder):
             model.visual.proj = nn.Parameter(projection, requires_grad=False)
         else:
             pool = model.visual.attnpool
-            side = round((len(pool.positional_embedding) - 1) ** 0.5)
+            side = round((len(pool.positional_embedding) - 1) ** 0.5)  # a position is that of the mean
             self.image_shape = (pool.positional_embedding.shape[1], side, side)
             model.visual.attnpool = nn.Identity()
         return model
@@ -66,8 +67,8 @@ def tower_outputs(
     """Outputs of frozen towers, computed once and kept in a folder."""
     name = encoder.fingerprint
     text_store = StoredArrays(folder, f"{name} text", np.float32)
-    keys = [hashlib.blake2b(text.encode(), digest_size=16).hexdigest() for text in texts]
-    text_by_key = dict(zip(keys, texts, strict=True))
+    keys = list(map(_text_key, texts))
+    text_by_key = dict(zip(keys, texts, strict=True))  # an equal caption of another image is encoded once
     stored_keys = text_store.get(keys)
     missing = [key for key in text_by_key if key not in stored_keys]
     for start in range(0, len(missing), _STORED_TOGETHER):
@@ -84,12 +85,18 @@ def tower_outputs(
     )
 
 
+def _text_key(text: str) -> str:
+    """A key of a text, of one length however long the text is."""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
 def pixels_and_ids(
     encoder: ClipEncoder, folder: Path, images: Iterable[InputImage], texts: Sequence[str]
 ) -> Inputs:
     """Preprocessed images, kept in a folder, and token ids: what both towers take."""
     size = encoder.preprocessing.image_size
     ids = encoder.tokenizer.encode(texts).ids
+    # In bytes, as images are resized: a quarter of the numbers that they are normalised to.
     store = StoredArrays(folder, f"{encoder.preprocessing!r} pixels", np.uint8)
     pixels = store.reader(_stored_images(encoder, store, images, list), (3, size, size))
     return Inputs(
@@ -112,6 +119,7 @@ def _stored_images(
     problems = Problems()
     for part in encode_stream(((image, None) for image in images), encoding, store):
         for item in part:
+            # Also of a broken one: every broken image of the set is told, once all are read.
             keys.append(item.content)
             if item.error is not None:
                 problems.add(item.error, kind=ImageError)
@@ -123,10 +131,11 @@ def _stored_images(
 def _frozen_clip(config: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
     """The modules of a `ClipEncoder` in float32, with copies of these tensors."""
     model = ClipEncoder.empty(config)
+    # Copies: the tensors are needed again, unchanged, where the trained ones are merged into them.
     copies = {}
     for name, tensor in tensors.items():
         copy = tensor.clone()
-        copies[name] = copy.float() if copy.is_floating_point() else copy
+        copies[name] = copy.float() if copy.is_floating_point() else copy  # a ResNet counts batches
     model.load_state_dict(copies, assign=True)
     return model.eval().requires_grad_(False)
 
@@ -187,6 +196,7 @@ class _LowRank(nn.Module):
         self.factor = ALPHA / rank
         self.a = nn.Linear(weight.shape[1], rank, bias=False)
         self.b = nn.Linear(rank, weight.shape[0], bias=False)
+        # As in the authors' loralib: with B at 0 the training begins at the released network.
         nn.init.kaiming_uniform_(self.a.weight, a=math.sqrt(5))
         nn.init.zeros_(self.b.weight)
 
@@ -205,11 +215,16 @@ class _AdaptedAttention(nn.Module):
         self.out_proj = _LowRank(attention.out_proj.weight, attention.out_proj.bias, rank)
 
     def forward(
-        self, x: Tensor, keys: Any, values: Any, need_weights: bool = False, attn_mask: Tensor | None = None
+        self,
+        x: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        need_weights: bool = False,
+        attn_mask: Tensor | None = None,
     ) -> tuple[Tensor, None]:
-        """Attention of `x` (batch, length, width) to itself."""
+        """Attention of `x` (batch, length, width) to itself, by the signature of PyTorch's module."""
         projected = self.in_proj(x).view(*x.shape[:2], 3, self.heads, -1)
-        query, key, value = projected.permute(2, 0, 3, 1, 4)
+        query, key, value = projected.permute(2, 0, 3, 1, 4)  # (batch, heads, length, width of a head)
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=attn_mask)
         return self.out_proj(attended.transpose(1, 2).flatten(2)), None
 
@@ -227,12 +242,15 @@ class AdaptedClip(_Trained):
             raise wrong_option("lora", training.lora, problem, "pass 0")
         self._targets: dict[str, Tensor] = {}
         adapters: list[nn.Parameter] = []
+        # Forked: the adapters' draws move no other draw of the process.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(training.seed)
             for name, block in [*clip.named_modules()]:
                 attention = getattr(block, "attn", None)
                 if isinstance(attention, nn.MultiheadAttention):
                     block.attn = _AdaptedAttention(attention, training.lora)
+                    # The names of PyTorch's own module: `in_proj_weight`, but `out_proj.weight`. The order is
+                    # that in which `tuned` reads the adapters: A and B of each target.
                     for part, layer in (("in_proj_", block.attn.in_proj), ("out_proj.", block.attn.out_proj)):
                         target = f"{name}.attn.{part}weight"
                         self._targets[target] = tensors[target]
@@ -240,6 +258,7 @@ class AdaptedClip(_Trained):
         clip.to(device).train()
         length = clip.context_length
         self._clip = [clip]  # in a list: its frozen tensors are not part of the state
+        # (length, length), 0 on and below the diagonal: a token sees those before it.
         self._mask = torch.full((length, length), -torch.inf, device=device).triu(1)
         self.adapters = nn.ParameterList(adapters)
 
@@ -251,6 +270,7 @@ class AdaptedClip(_Trained):
     def texts(self, inputs: Sequence[Ids]) -> Tensor:
         """(n, d) features of texts."""
         clip = self._clip[0]
+        # To the longest of the batch and not to 77: the mask lets no token see the padding behind it.
         longest = max(map(len, inputs))
         padded = torch.zeros(len(inputs), longest, dtype=torch.long)
         for row, text in zip(padded, inputs, strict=True):
@@ -268,6 +288,7 @@ class AdaptedClip(_Trained):
         for index, (target, before) in enumerate(self._targets.items()):
             a = state[f"adapters.{2 * index}"].cpu()
             b = state[f"adapters.{2 * index + 1}"].cpu()
+            # In float64, as in the conversion of released adapters: one rounding, at the end.
             merged[target] = (before.double() + low_rank_update(before, a, b)).float()
         return merged
 

@@ -104,6 +104,7 @@ class Training(Settings, ABC):
         if not self.start:
             refuse("start", "is missing", "pass the weights to start from")
         for phase in self.phases():
+            # The rate would never reach its highest value, and its fall have no steps.
             if self.warmup >= phase.steps:
                 refuse("warmup", f"is not below the {phase.steps:,} steps of {phase.name}", "pass fewer")
         for name in self.shares:
@@ -162,12 +163,12 @@ class Looks:
     name: str  # of the value in the log
 
     def due(self, step: int, last: int) -> bool:
-        """Whether there is a look after a step."""
+        """True if there is a look after a step; always after the last one, which may be the best."""
         steps = step - self.steps_before
         return steps > 0 and (steps % self.steps_between == 0 or step == last)
 
     def better(self, value: float, best: float) -> bool:
-        """Whether a value is better than the best one so far."""
+        """True if a value is better than the best one so far."""
         return value < best if self.name == VALIDATION else value > best
 
 
@@ -210,7 +211,9 @@ class _Progress:
 
 def scalar_terms(losses: Mapping[str, Tensor]) -> Terms:
     """Losses of one number each, read together."""
-    values: list[float] = torch.stack([loss.detach() for loss in losses.values()]).tolist()
+    # One transfer for all: each waits for everything that was launched on the device before.
+    stacked = torch.stack([loss.detach() for loss in losses.values()])
+    values: list[float] = stacked.tolist()
     return {name: (value, 1) for name, value in zip(losses, values, strict=True)}
 
 
@@ -225,14 +228,19 @@ def opened(training: Training, out: Path) -> Iterator[Any]:
 
     on_cpu = resolve_device(training.device).type == "cpu"
     accelerator = Accelerator(cpu=on_cpu, log_with=training.tracker, project_dir=str(out))
+    # Two trainings in one folder would overwrite each other's states. The system frees the lock of a
+    # process that was killed, so nothing is left to remove by hand.
     lock = FileLock(out / ".lock", timeout=0)
     try:
         if accelerator.is_main_process:
             with suppress(NotImplementedError):  # a file system without locks
                 lock.acquire()
         if training.tracker is not None:
-            plain = {name: str(value) for name, value in vars(training).items() if value is not None}
-            accelerator.init_trackers(TRACKED, config=plain)
+            settings = {}
+            for name, value in vars(training).items():
+                if value is not None:
+                    settings[name] = str(value)  # trackers take no paths or lists
+            accelerator.init_trackers(TRACKED, config=settings)
         yield accelerator
     except Timeout:
         problem = "another training is writing into it"
@@ -268,8 +276,10 @@ class Trainer:
 
     def run(self) -> dict[str, Tensor]:
         """Train to the end; the trained tensors: the best where looks choose them, else the last."""
-        if self.main:  # without lines after the state, of a run that was killed
-            write_whole(self.out / LOG, "".join(json.dumps(line) + "\n" for line in self.progress.lines))
+        if self.main:
+            # Written anew: a run that was killed may have logged steps after its last state.
+            lines = [json.dumps(line) + "\n" for line in self.progress.lines]
+            write_whole(self.out / LOG, "".join(lines))
         with ThreadPoolExecutor(1, thread_name_prefix="capeval-batches") as thread:
             ahead = self._numbered_batches(thread)
             while not self.progress.finished and self.progress.step < self.last:
@@ -282,13 +292,19 @@ class Trainer:
 
     def _numbered_batches(self, thread: ThreadPoolExecutor) -> Iterable[tuple[int, Any]]:
         """Batches of this process from the current step on, each made while the one before is trained on."""
+        # With 2 forward passes a step in 3 processes:
+        #
+        #     step               0         |  1
+        #     place              0    1    |  2    3
+        #     number, process 0  0    3    |  6    9
+        #     number, process 1  1    4    |  7   10
+        #     number, process 2  2    5    |  8   11
         batches_per_step = self.training.accumulation
 
         def make(place: int) -> tuple[int, Any]:
             number = place * self.world + self.accelerator.process_index
-            return number, self.objective.batch(
-                self.training.phase_at(place // batches_per_step).name, number
-            )
+            phase = self.training.phase_at(place // batches_per_step)
+            return number, self.objective.batch(phase.name, number)
 
         place = self.progress.step * batches_per_step
         future = thread.submit(make, place)
@@ -310,6 +326,7 @@ class Trainer:
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         self.optimiser.zero_grad(set_to_none=True)
+        # The range first: `zip` asks it before it would take one batch too many.
         for _, (number, batch) in zip(range(training.accumulation), ahead, strict=False):
             # Dropout of a batch depends on seed and number alone, so a resumed run repeats it.
             torch.manual_seed(_seed(training.seed, number))
@@ -317,13 +334,14 @@ class Trainer:
             with torch.autocast(device.type, torch.bfloat16, training.precision == "bfloat16"):
                 loss, read_terms = self.objective.losses(phase.name, batch)
             (loss / training.accumulation).backward()
-            terms = read_terms()
-            if not all(math.isfinite(total) for total, _ in terms.values()):
-                raise self._diverged("the loss")
-            for name, (total, count) in terms.items():
+            # Behind `backward`, so that reading waits while the device computes both.
+            for name, (total, count) in read_terms().items():
+                if not math.isfinite(total):
+                    raise self._diverged("the loss")
                 sums = progress.window.setdefault(name, [0.0, 0.0])
                 sums[0] += total
                 sums[1] += count
+        # Once a step, and not in every forward pass, as a wrapped model would do it.
         if self.world > 1:
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
@@ -341,7 +359,10 @@ class Trainer:
         progress = self.progress
         line: dict[str, Any] = {"step": progress.step, "phase": phase.name}
         if progress.step % training.log_every == 0 or progress.step == phase.start + phase.steps:
-            means = {name: total / count for name, (total, count) in sorted(progress.window.items()) if count}
+            means = {}
+            for name, (total, count) in sorted(progress.window.items()):
+                if count:
+                    means[name] = total / count
             line |= {"learning_rate": rate, "losses": means}
             progress.window = {}
         looks = self.objective.looks
@@ -362,6 +383,7 @@ class Trainer:
             raise self._diverged("the validation loss")
         if progress.best is None or looks.better(value, progress.best[0]):
             progress.best = [value, progress.step]
+            # Copies: the next steps change the model's own tensors in place.
             state = self.model.state_dict()
             self.best = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
         else:
@@ -376,6 +398,7 @@ class Trainer:
         )
 
     def _optimiser(self) -> torch.optim.Optimizer:
+        """A new AdamW; matrices alone decay, as is usual for transformers."""
         matrices: list[nn.Parameter] = []
         vectors: list[nn.Parameter] = []
         for parameter in self.model.parameters():
@@ -394,10 +417,16 @@ class Trainer:
         with (self.out / LOG).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         losses: dict[str, float] = line.get("losses", {})
-        values = {f"loss/{name}": value for name, value in losses.items()}
-        values |= {name: value for name, value in line.items() if isinstance(value, float)}
+        values: dict[str, float] = {}
+        words = []
+        for name, value in losses.items():
+            values[f"loss/{name}"] = value
+            words.append(f"{name} {value:.3f}")
+        for name, value in line.items():
+            if isinstance(value, float):
+                values[name] = value
         self.accelerator.log(values, step=line["step"])
-        text = "  ".join(f"{name} {value:.3f}" for name, value in losses.items())
+        text = "  ".join(words)
         for name in _MEASURE_TITLES:
             if name in line:
                 text += f"  {name.replace('_', ' ')} {line[name]:.3f}"
@@ -411,9 +440,10 @@ class Trainer:
             state = {"model": self.model.state_dict(), "best": self.best}
             state |= {"optimiser": self.optimiser.state_dict(), "progress": asdict(self.progress)}
             torch.save({"stamp": self.stamp, **state}, partial)
-            seal(partial)
+            seal(partial)  # the digest, by which `_restore` knows damage
+        # Without matplotlib there are no curves, but log.jsonl has the numbers.
         with suppress(ModuleNotFoundError), whole_file(self.out / CURVES) as partial:
-            curves = draw_curves(self._panels())  # without matplotlib: log.jsonl has the numbers
+            curves = draw_curves(self._panels())
             curves.save(partial, format="PNG")
 
     def _panels(self) -> dict[str, dict[str, list[tuple[float, float]]]]:
@@ -424,9 +454,12 @@ class Trainer:
                 curves = panels.setdefault(f"loss, {line['phase']}", {})
                 curves.setdefault(name.replace("_", " "), []).append((line["step"], value))
         for name, title in {"learning_rate": "learning rate", **_MEASURE_TITLES}.items():
-            points = [(line["step"], line[name]) for line in self.progress.lines if name in line]
+            points = []
+            for line in self.progress.lines:
+                if name in line:
+                    points.append((line["step"], line[name]))
             if points:
-                panels[title] = {"": points}
+                panels[title] = {"": points}  # one curve, which the panel's title names
         return panels
 
     def _restore(self) -> dict[str, Any]:
@@ -449,6 +482,7 @@ class Trainer:
         if difference:
             problem = f"holds a training with other settings ({difference})"
             raise file_error(self.out, problem, "pass the same ones, or another folder")
+        # Set at the end, so that a state that is refused has changed nothing.
         self.progress = progress
         self.best = best
         self.model.load_state_dict(model)
@@ -467,6 +501,8 @@ class Trainer:
         if self.main:
             tensors = start.tensors()
             dtype = torch.float16 if self.training.stored == "float16" else torch.float32
+            # Tensors that are not trained keep the type of the start. Some networks hold a scale as (),
+            # where the release has (1,).
             for name, tensor in weights.items():
                 tensors[name] = tensor.reshape(tensors[name].shape).to(dtype)
             config = {**encoder.read_config(start), "training": self.stamp}
@@ -480,6 +516,7 @@ class Trainer:
             encoder(config, tensors, device="cpu").save_pretrained(folder)
             if card is not None:
                 write_whole(folder / "README.md", card)
+        # The others return a folder that is there.
         self.accelerator.wait_for_everyone()
         return folder
 

@@ -32,7 +32,7 @@ class CaptionedImages:
         """Digest of ids and captions."""
         digest = hashlib.blake2b(digest_size=16)
         for image, caption in zip(self.images, self.captions, strict=True):
-            digest.update(f"{image}\0{caption}\0\0".encode())
+            digest.update(f"{image}\0{caption}\0\0".encode())  # texts of files hold no zero
         return digest.hexdigest()
 
     @property
@@ -64,35 +64,25 @@ class CaptionSource(FileOptions):
             return CaptionedImages(list(paths), [], [], _images(list(paths), paths))
         folder = Folder(images) if images is not None and store is None else None
         rows = read_captions(captions, folder, self)
-        texts = [(image_id, name, text) for image_id, name, text in rows if text.strip()]
+        ids = []
+        texts = []
+        file_names = {}
+        for image_id, name, text in rows:
+            if text.strip():
+                ids.append(image_id)
+                texts.append(text)
+                file_names[image_id] = name
+        # A warning here, where scoring has an error: of a caption to train on nobody waits for a score.
         if len(texts) < len(rows):
             warn(f"{captions}: {len(rows) - len(texts):,} captions are empty and left out")
-        ids = [image_id for image_id, _, _ in texts]
-        file_names = {image_id: name for image_id, name, _ in texts}
-        return images_of(ids, [text for _, _, text in texts], folder, store, file_names)
+        return images_of(ids, texts, folder, store, file_names)
 
     def read_dataset(self, *kinds: str) -> CaptionedImages:
         """The `images` and `captions` of the dataset; rows of one `id_column` show one image."""
         import datasets
 
         name = str(self.dataset)
-        split = self.split or "train"
-        path = expanded_path(name)
-        try:
-            loaded: Any = None
-            if path.exists():
-                loaded = datasets.load_from_disk(str(path))
-            else:
-                loaded = datasets.load_dataset(name, split=split)
-        except Exception as error:  # the Hub, its client and damaged files can raise anything
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            problem = f"could not be loaded as a dataset ({reason})"
-            fix = "pass the folder of `save_to_disk`, or the id of a dataset on the Hub"
-            raise wrong_option("dataset", name, problem, fix) from None
-        if isinstance(loaded, datasets.DatasetDict):
-            if split not in loaded:
-                raise wrong_option("split", split, f"is not in {name} ({', '.join(loaded)})", "")
-            loaded = loaded[split]
+        loaded = self._load_dataset(name)
         caption_column = self.caption_column or "caption"
         columns = {}
         if "images" in kinds:
@@ -107,7 +97,7 @@ class CaptionSource(FileOptions):
                 problem = f"is not a column of {name}{did_you_mean(column, names)} ({', '.join(names)})"
                 raise wrong_option(option_name, column, problem, "")
         row_ids = range(len(loaded)) if self.id_column is None else loaded[self.id_column]
-        image_ids = [str(row_id) for row_id in row_ids]
+        image_ids = list(map(str, row_ids))
         first_rows: dict[str, int] = {}  # of each image
         captions = []
         images = []
@@ -116,6 +106,7 @@ class CaptionSource(FileOptions):
             for row, image_id in enumerate(image_ids):
                 first_rows.setdefault(image_id, row)
         else:
+            # A row holds one caption, or a list of those of its image, as Flickr30k's does.
             for row, texts in enumerate(loaded[caption_column]):
                 for text in texts if isinstance(texts, (list, tuple)) else [texts]:
                     if isinstance(text, str) and text.strip():
@@ -143,6 +134,29 @@ class CaptionSource(FileOptions):
 
         return CaptionedImages(ids, captions, images, visual)
 
+    def _load_dataset(self, name: str) -> Any:
+        """The split of a dataset in a folder or on the Hub."""
+        import datasets
+
+        split = self.split or "train"
+        path = expanded_path(name)
+        try:
+            loaded: Any = None
+            if path.exists():
+                loaded = datasets.load_from_disk(str(path))
+            else:
+                loaded = datasets.load_dataset(name, split=split)
+        except Exception as error:  # the Hub, its client and damaged files can raise anything
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            problem = f"could not be loaded as a dataset ({reason})"
+            fix = "pass the folder of `save_to_disk`, or the id of a dataset on the Hub"
+            raise wrong_option("dataset", name, problem, fix) from None
+        if isinstance(loaded, datasets.DatasetDict):
+            if split not in loaded:
+                raise wrong_option("split", split, f"is not in {name} ({', '.join(loaded)})", "")
+            loaded = loaded[split]
+        return loaded
+
 
 def images_of(
     image_of_caption: list[str],
@@ -162,8 +176,8 @@ def images_of(
     problems = Problems()
     paths: Mapping[str, Any] = {}
     if folder is not None:
-        file_names = file_names or {}
-        names = {image_id: file_names.get(image_id, image_id) for image_id in ids}
+        names = dict(zip(ids, ids, strict=True))
+        names.update(file_names or {})
         paths = folder.match(names, problems)
     problems.raise_if_any()
     return CaptionedImages(ids, captions, image_of_caption, _images(ids, paths))

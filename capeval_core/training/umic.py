@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -20,13 +20,21 @@ from capeval_core.encoders.uniter import RegionInput, Uniter, UniterEncoder, reg
 from capeval_core.judgements.sets import Judgements
 from capeval_core.models.device import rows_on_device
 from capeval_core.options import option
-from capeval_core.training.regions import RegionObjective, RegionTraining, matching_loss, terms_of
+from capeval_core.training.regions import (
+    RegionObjective,
+    RegionStore,
+    RegionTraining,
+    matching_loss,
+    terms_of,
+)
 from capeval_core.training.trainer import CORRELATION, Looks, Phase, ReadTerms, scalar_terms
 
 MARGIN = 0.2
-WORDS, MATCHING, RANKING = "words", "matching", "ranking"
-"""Phases of a training: masked words, image-text matching, ranking."""
-_WORDS_PER_GROUP = 4  # captions with masked words, in the place of a group of a caption and its negatives
+# Phases of a training.
+WORDS = "words"  # prediction of masked words
+MATCHING = "matching"  # image-text matching
+RANKING = "ranking"  # UMIC's own
+_CAPTIONS_PER_GROUP = 4  # with masked words, in the place of a group of a caption and its negatives
 _JUDGED_BATCH = 64  # judged captions per forward pass
 
 
@@ -112,14 +120,21 @@ class _Batch(NamedTuple):
     def embedded(self, model: Uniter) -> list[Tensor]:
         """Embedded boxes of each text's image; those of an image are embedded once."""
         weight = model.pooler.weight
-        feature_rows = [regions.features for regions in self.regions]
-        position_rows = [regions.positions for regions in self.regions]
+        feature_rows = []
+        position_rows = []
+        box_counts = []
+        for regions in self.regions:
+            feature_rows.append(regions.features)
+            position_rows.append(regions.positions)
+            box_counts.append(len(regions.positions))
         features = rows_on_device(weight.device, feature_rows, weight.dtype)
         positions = rows_on_device(weight.device, position_rows, weight.dtype)
-        box_counts = [len(positions_of_image) for positions_of_image in position_rows]
         images = torch.split(model.embed_regions(features, positions), box_counts)
         texts_per_image = len(self.texts) // len(self.regions)
-        return [image for image in images for _ in range(texts_per_image)]
+        of_texts: list[Tensor] = []
+        for image in images:
+            of_texts += [image] * texts_per_image
+        return of_texts
 
 
 class UmicObjective(RegionObjective):
@@ -137,6 +152,7 @@ class UmicObjective(RegionObjective):
         return model
 
     def begin(self, phase: str) -> None:
+        # UMIC's release starts its own head from the one of image-text matching, see `init_ranking_head`.
         if phase == RANKING:
             self.model.init_ranking_head()
 
@@ -153,12 +169,15 @@ class UmicObjective(RegionObjective):
 
     def _masked_batch(self, number: int) -> _Batch:
         """A batch of captions with masked words."""
-        size = _WORDS_PER_GROUP * self.training.batch_size
-        positives = [caption for _, caption in self.positives(number, size)]
-        texts = self.tokenizer.encode([self.captions[caption] for caption in positives]).ids
+        size = _CAPTIONS_PER_GROUP * self.training.batch_size
+        captions = []
+        regions = []
+        for _, caption in self.positives(number, size):
+            captions.append(self.captions[caption])
+            regions.append(self.store[self.images[caption]])
+        texts = self.tokenizer.encode(captions).ids
         rng = np.random.default_rng([self.training.seed, 2, number])
         masked = mask_words(texts, self.training.masked, self.mask, rng)
-        regions = [self.store[self.images[caption]] for caption in positives]
         return _Batch(regions, masked.texts, [WORDS] * size, masked)
 
     def losses(self, phase: str, batch: _Batch) -> tuple[Tensor, ReadTerms]:
@@ -189,9 +208,10 @@ class UmicObjective(RegionObjective):
         places = torch.tensor(masked.places, device=states.device)
         tokens = torch.tensor(masked.tokens, device=states.device)
         words = states[is_token.to(states.device)][places]
+        # UNITER predicts words by the matrix that embeds them.
         return functional.cross_entropy(words @ self.model.embeddings.word_embeddings.weight.T, tokens)
 
-    def judged(self, judgements: Judgements, store: Any, images: Sequence[int]) -> Looks:
+    def judged(self, judgements: Judgements, store: RegionStore, images: Sequence[int]) -> Looks:
         """The looks at judgements of images with these numbers, after the phases of pretraining."""
 
         @torch.no_grad()
@@ -207,6 +227,6 @@ class UmicObjective(RegionObjective):
             return judgements.correlation(logits)
 
         training = self.training
-        patience = training.evaluate_every * training.patience
+        patience = training.evaluate_every * training.patience  # in steps; the option counts looks
         pretraining_steps = training.word_steps + training.matching_steps
         return Looks(pretraining_steps, training.evaluate_every, patience, correlation, CORRELATION)

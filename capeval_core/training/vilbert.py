@@ -57,9 +57,8 @@ class _VilbertWithHeads(nn.Module):
         self.task = task
         self.vilbert = Vilbert(architecture, dropout)
         self.matching_head = nn.Linear(architecture["co_attention"]["hidden_size"], 2)
-        self.word_matching_head = nn.Linear(
-            architecture["text"]["hidden_size"], 4
-        )  # two questions, two answers
+        # No and yes of two questions: does the caption match the image, and does the word itself?
+        self.word_matching_head = nn.Linear(architecture["text"]["hidden_size"], 4)
         for head in (self.matching_head, self.word_matching_head):
             nn.init.normal_(head.weight, std=_HEAD_SPREAD)
             nn.init.zeros_(head.bias)
@@ -69,9 +68,16 @@ class _VilbertWithHeads(nn.Module):
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Tokens after the last co-attention, where the metric takes them; tokens and boxes at the end."""
         device = self.vilbert.device
-        features = torch.from_numpy(np.concatenate([image.features for image in images])).to(device)
-        locations = torch.from_numpy(np.concatenate([image.locations for image in images])).to(device)
-        box_counts = [len(image.locations) for image in images]
+        feature_rows = []
+        location_rows = []
+        box_counts = []
+        for image in images:
+            feature_rows.append(image.features)
+            location_rows.append(image.locations)
+            box_counts.append(len(image.locations))
+        features = torch.from_numpy(np.concatenate(feature_rows)).to(device)  # (boxes of all, width)
+        locations = torch.from_numpy(np.concatenate(location_rows)).to(device)  # (boxes of all, 5)
+        # Each image goes through the layers below the first co-attention once, whatever its captions.
         regions = self.vilbert.lower_regions(features, locations, box_counts)
         lower = self.vilbert.lower_texts(texts, self.task)
         texts_per_image = len(texts) // len(images)
@@ -112,11 +118,11 @@ class VilbertObjective(RegionObjective):
 
     def weights(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of ViLBERT itself, without the heads."""
-        return {
-            name.removeprefix(_VILBERT_PREFIX): tensor
-            for name, tensor in state.items()
-            if name.startswith(_VILBERT_PREFIX)
-        }
+        weights = {}
+        for name, tensor in state.items():
+            if name.startswith(_VILBERT_PREFIX):
+                weights[name.removeprefix(_VILBERT_PREFIX)] = tensor
+        return weights
 
     def batch(self, phase: str, number: int) -> _Groups:
         groups, images = self.groups(number)
@@ -127,13 +133,14 @@ class VilbertObjective(RegionObjective):
         captions: list[str] = []
         kinds: list[str] = []
         for group in groups:
-            captions += [group.captions[place] for place in places]
-            kinds += [group.kinds[place] for place in places]
+            for place in places:
+                captions.append(group.captions[place])
+                kinds.append(group.kinds[place])
         texts = self.tokenizer.encode(captions).ids
-        words = [self._without_marks(ids) for ids in texts]
+        words = list(map(self._without_marks, texts))
         truths = []
         for index, kind in enumerate(kinds):
-            positive = words[index - index % len(places)]
+            positive = words[index - index % len(places)]  # the first of the same group
             truths.append(_word_truths(words[index], positive, kind))
         return _Groups(texts, images, np.array(kinds).reshape(len(groups), -1), truths)
 
@@ -148,6 +155,7 @@ class VilbertObjective(RegionObjective):
         pooled_text, pooled_image = self.model.vilbert.pooled(text_states, visual_states)
         logits = self.model.matching_head(self.model.vilbert.dropout(pooled_text * pooled_image))
         losses = matching_loss(logits, group_size) + by_word
+        # A positive weighs as much as all of its negatives.
         matching = losses[:, 0].mean() + losses[:, 1:].mean()
         terms = {"right_words": right_words}
         return matching + right_words, lambda: {**scalar_terms(terms), **terms_of(by_word, batch.kinds)}
@@ -155,16 +163,18 @@ class VilbertObjective(RegionObjective):
     def _word_losses(self, batch: _Groups, states: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """(groups, size) losses of matching, read off the words; the loss of right and wrong words."""
         first = 1 + self.task_tokens  # row of a text's first word, behind the mark and the task's token
-        counts = torch.tensor([len(truth) for truth in batch.truths])
-        words = [rows[first : first + count] for rows, count in zip(states, counts.tolist(), strict=True)]
-        # No and yes of two questions: does the caption match the image, and does the word itself?
-        logits = self.model.word_matching_head(torch.cat(words)).float()
+        word_rows = []
+        for rows, truths_of_caption in zip(states, batch.truths, strict=True):
+            word_rows.append(rows[first : first + len(truths_of_caption)])
+        counts = torch.tensor([len(rows) for rows in batch.truths])
+        logits = self.model.word_matching_head(torch.cat(word_rows)).float()  # (words of all, 4)
         caption_logits, word_logits = logits.split(2, dim=-1)
         group_size = batch.kinds.shape[1]
-        owner = torch.arange(len(words)).repeat_interleave(counts).to(logits.device)
-        matches = (owner % group_size == 0).long()
+        caption_of_word = torch.arange(len(word_rows)).repeat_interleave(counts).to(logits.device)
+        matches = (caption_of_word % group_size == 0).long()
         losses = functional.cross_entropy(caption_logits, matches, reduction="none")
-        sums = losses.new_zeros(len(words)).index_add(0, owner, losses)
+        # The mean over the words of each caption, so that long captions weigh as much as short ones.
+        sums = losses.new_zeros(len(word_rows)).index_add(0, caption_of_word, losses)
         by_word = (sums / counts.clamp(min=1).to(sums.device)).view(-1, group_size)
         truths = torch.from_numpy(np.concatenate(batch.truths)).to(logits.device)
         return by_word, functional.cross_entropy(word_logits, truths, ignore_index=UNKNOWN_TRUTH)
@@ -172,11 +182,16 @@ class VilbertObjective(RegionObjective):
 
 def _word_truths(ids: Sequence[int], positive: Sequence[int], kind: str) -> NDArray[np.int64]:
     """1 for each right token, 0 where it is the other word of a foil, else `UNKNOWN_TRUTH`."""
+    # Of a caption of another image some words may be right.
     if kind not in ("positive", FOIL):
         return np.full(len(ids), UNKNOWN_TRUTH)
     truths = np.ones(len(ids), dtype=np.int64)
     if kind == FOIL:
-        # The changed word lies between the longest common beginning and the longest common end.
+        # The changed word, of one or several tokens, lies between the longest common beginning and end:
+        #
+        #     positive   a dog sit ##s on grass
+        #     foil       a dog jump ##ed on grass
+        #     truths     1  1   0    0   1   1
         shorter = min(len(ids), len(positive))
         start = 0
         while start < shorter and ids[start] == positive[start]:

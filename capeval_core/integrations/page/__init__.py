@@ -52,8 +52,8 @@ _FRESH = "() => { document.getElementById('answer').classList.remove('stale', 'b
 # `show` answers whatever goes wrong in it: what fails otherwise is a full queue or a lost connection.
 _BUSY = "() => { document.getElementById('answer').classList.add('busy'); }"
 _LOG = logging.getLogger(__name__)
+# The blues of the report, from light to dark: Gradio wants eleven of a hue, the report has six.
 _BLUES = ["#eaf0fd", "#d4e0fb", "#b9cdf6", "#8db0ff", "#8db0ff", *["#2662d9"] * 3, *["#1d4ba6"] * 3]
-"""The blues of the report, from light to dark."""
 _PRIVATE: dict[str, Any] = {"api_visibility": "private"}
 # A file is handed over as it is: Gradio's own reading would turn and convert it.
 _UNREAD: dict[str, Any] = {"preprocess": False, **_PRIVATE}
@@ -88,12 +88,12 @@ def build(name: str, weights: str | os.PathLike[str] | None = None, *, media: st
         media: what captions are about at first; None: the metric's first medium.
     """
     first_weights = weights or os.environ.get("CAPEVAL_WEIGHTS") or None
-    readable = ["image", "video"] if find_spec("av") else ["image"]
+    readable = ["image", "video"] if find_spec("av") else ["image"]  # a Space need not install PyAV
     offered = [medium for medium in media_of(name) if medium in readable]
     if media is not None and media not in offered:
         fix = f"choose {' or '.join(map(repr, offered))}" if offered else "leave the option out"
         raise wrong_option("media", media, f"is not what a page of {name} takes here", fix)
-    offered.sort(key=lambda medium: medium != media)
+    offered.sort(key=lambda medium: medium != media)  # the chosen one first, the others in their order
     scorers = {medium: Scorer(name, first_weights, medium) for medium in offered}
     page = gr.Blocks(
         title=f"{metric_class(name).title} of a caption",
@@ -146,7 +146,7 @@ class _Page:
         _SCORERS.update({scorer.name: scorer for scorer in scorers.values()})
         self.scorer = next(iter(scorers.values()))  # of what the page is about at first
         self.metric = self.scorer.metric
-        self.media = [medium for medium, scorer in scorers.items() if scorer.medium]
+        self.media = [scorer.medium for scorer in scorers.values() if scorer.medium]
         self.heading = _html(self.scorer.heading())
         with gr.Row(elem_id="bench"):
             with gr.Column(elem_id="left"):
@@ -175,6 +175,7 @@ class _Page:
         offered = [(name.capitalize(), name) for name in self.scorers]
         about: dict[str, Any] = {"label": "The caption is about", "visible": len(offered) > 1}
         self.about = gr.Radio(offered, value=offered[0][1], elem_id="about", **about)
+        # A component for each medium, of which one is visible, until another is chosen.
         self.visuals = [_upload(medium, visible=medium == self.scorer.medium) for medium in self.media]
         self.caption = gr.Textbox(
             label="Captions to choose from, one per line" if several else "Caption",
@@ -215,9 +216,12 @@ class _Page:
             self.shelves.append(shelf)
         self.example = gr.State()
         labels = {"tiny": "tiny (demonstration: knows drawn scenes only)"}
+        choices = []
+        for weights in self.scorer.offered:
+            choices.append((labels.get(weights, weights), weights))
         with gr.Accordion("Weights", open=False, visible=self.scorer.offered != (NO_WEIGHTS,)):
             self.weights = gr.Radio(
-                [(labels.get(weights, weights), weights) for weights in self.scorer.offered],
+                choices,
                 value=self.scorer.first,
                 label="Weights",
                 show_label=False,
@@ -235,13 +239,18 @@ class _Page:
             inputs += [self.about, *self.visuals[1:]]
         self.names = [component.elem_id for component in inputs]
         outputs = [self.shown, self.signature, self.go_on]
-        presses = [self.press.click, *(box.submit for box in (self.caption, *references))]
-        gr.on([component.change for component in [*self.visuals, *texts]], js=_STALE, **_PRIVATE)
+        presses = [self.press.click, self.caption.submit]
+        if references:
+            presses.append(self.references.submit)
+        changes = [component.change for component in [*self.visuals, *texts]]
+        # What only changes the look runs in the browser, and waits for no queue.
+        gr.on(changes, js=_STALE, **_PRIVATE)
         gr.on(presses, js=_FRESH, **_PRIVATE)
         gr.on(presses, self.show, inputs, outputs, **_SCORE).failure(js=_BUSY, **_PRIVATE)
 
         def then_score(filled: Any) -> None:
             """Score what an event has filled in; the answer is fresh again once it has come."""
+            # Filling is a change, which makes the answer stale.
             filled.then(js=_FRESH, **_PRIVATE)
             answered = filled.success(self.show, inputs, outputs, **_SCORE)
             answered.failure(js=_BUSY, **_PRIVATE)
@@ -270,6 +279,7 @@ class _Page:
         try:
             scorer, inputs = self._read(values)
             weights = inputs.weights
+            # Opening takes seconds, which wrong input need not wait for.
             if not scorer.is_open(weights):
                 scorer.check(inputs)
                 yield rendered("opening", weights=weights), hidden, hidden
@@ -277,6 +287,7 @@ class _Page:
         except (ValueError, TypeError, MemoryError) as error:
             way_out = isinstance(error, WeightsError) and weights != "tiny" and "tiny" in self.scorer.offered
             yield problem(_reason(error)), hidden, gr.update(visible=way_out)
+        # A visitor is told nothing of the server's code or folders.
         except Exception:
             _LOG.exception("%s: scoring failed", self.metric.name)
             yield problem("The page itself failed; the log of its server says why."), hidden, hidden
@@ -294,19 +305,22 @@ class _Page:
             except (ValueError, TypeError, MemoryError) as error:
                 raise gr.Error(capitalised(_reason(error)), print_exception=False) from error
 
+        # The page's "Use via API" shows the names of the function's parameters.
         parameter = partial(inspect.Parameter, kind=inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
         answer.__signature__ = inspect.Signature([*map(parameter, self.names)])  # type: ignore[attr-defined]
         return answer
 
-    def turn(self, about: Any) -> list[Any]:
+    def turn(self, about: object) -> list[Any]:
         """The page about another medium: its component, examples if there are any, and an empty answer."""
         scorer = self._scorer_of(about)
-        visible = [gr.update(visible=medium == about) for medium in self.media]
+        visible = []  # of the components of images and videos, and of their examples, in the same order
+        for medium in self.media:
+            visible.append(gr.update(visible=medium == about))
         hidden = gr.update(visible=False)
         caption = gr.update(placeholder=scorer.asks)
         return [*visible, scorer.heading(), caption, *visible, scorer.empty(), hidden, hidden]
 
-    def fill(self, index: int | None, about: Any, kind: str) -> list[Any]:
+    def fill(self, index: int | None, about: object, kind: str) -> list[Any]:
         """An example in the boxes, the first where none was chosen."""
         scorer = self._scorer_of(about)
         item = demo_of(scorer.metric)[index or 0]
@@ -317,21 +331,27 @@ class _Page:
                 copies.append(save_file_to_cache(item.image, get_upload_folder()))
             else:
                 copies.append(gr.skip())
-        captions = {name: str(getattr(item, field)) for name, field in KINDS.items()}
-        text = captions[kind]
         if chooses(self.metric):
-            text = "\n".join([*item.references, *captions.values()])
+            captions = [str(getattr(item, field)) for field in KINDS.values()]
+            text = "\n".join([*item.references, *captions])
+        else:
+            text = str(getattr(item, KINDS[kind]))
         references = ["\n".join(item.references)] if self.metric.needs_references else []
         return [*copies, text, *references, index or 0]
 
-    def _scorer_of(self, about: Any) -> Scorer:
-        if about not in [*self.scorers]:  # whatever it is, as requests may hand in anything
+    def _scorer_of(self, about: object) -> Scorer:
+        """The scorer of a medium. Raises ValueError for anything else, as requests may hand in anything."""
+        if not isinstance(about, str) or about not in self.scorers:
             raise ValueError(f"about: this page takes {' and '.join(map(repr, self.scorers))}")
         return self.scorers[about]
 
     def _read(self, values: Sequence[Any]) -> tuple[Scorer, Inputs]:
         """The scorer and its input, of values that may be anything, as requests may."""
-        by_name = {name: value for name, value in zip(self.names, values, strict=False) if value is not None}
+        by_name: dict[str, Any] = {}
+        # Not strict: a request may leave out the last ones.
+        for name, value in zip(self.names, values, strict=False):
+            if value is not None:
+                by_name[name] = value
         scorer = self._scorer_of(by_name.get("about", next(iter(self.scorers))))
         texts = {"caption": "", "references": "", "weights": self.scorer.first} | by_name
         for name in ("caption", "references", "weights"):

@@ -72,15 +72,20 @@ def chooses(metric: type[CaptionMetric]) -> bool:
 
 def lines_of(text: str) -> list[str]:
     """The lines that say something, without the bullets and numbers of a list that was pasted."""
-    lines = (_LIST_MARK.sub("", line.strip(), count=1) for line in text.splitlines())
-    return [line for line in lines if line]
+    lines = []
+    for line in text.splitlines():
+        line_without_mark = _LIST_MARK.sub("", line.strip(), count=1)
+        if line_without_mark:
+            lines.append(line_without_mark)
+    return lines
 
 
 def capitalised(text: str) -> str:
+    """A message as a sentence; `str.capitalize` would make lower case of the rest."""
     return text[:1].upper() + text[1:]
 
 
-def uploaded(value: Any, medium: str) -> Upload | None:
+def uploaded(value: object, medium: str) -> Upload | None:
     """The upload, or packaged example, that an event handed in, and its frames; None where it has none."""
     # Gradio checks a path only where the request's own `meta` says that there is one. The error is the same
     # for a file that was not uploaded to this page whether there is such a file or not.
@@ -90,7 +95,7 @@ def uploaded(value: Any, medium: str) -> Upload | None:
     resolved = Path()
     with suppress(OSError, ValueError, RuntimeError):  # no such file, a NUL, links in a circle
         resolved = Path(path if isinstance(path, str) else "").resolve(strict=True)
-    folders = [folder.resolve() for folder in (Path(get_upload_folder()), FOLDER)]
+    folders = [Path(get_upload_folder()).resolve(), FOLDER.resolve()]
     if not resolved.is_file() or not any(map(resolved.is_relative_to, folders)):
         fix = "which are deleted after an hour: upload it (again)"
         raise ValueError(f"the {medium} is not among the uploads of this page, {fix}")
@@ -100,6 +105,8 @@ def uploaded(value: Any, medium: str) -> Upload | None:
 @lru_cache(maxsize=64)
 def _frames(path: Path, time: int, medium: str) -> int:
     """The number of frames of an upload, which another process reads within limits. Raises ValueError."""
+    # Of an upload that is scored again with another caption this is most of the time. `time` is in the
+    # arguments as a key: a file that was written again is read again.
     return frames_within_limits(path, medium)
 
 
@@ -108,11 +115,15 @@ def _visual_notes(image: Path, *, crops: bool) -> dict[str, Any]:
     with open_image(str(image)) as decoded:
         deep = is_deep(decoded)  # before it is read
         short, long = sorted(decoded.size)
-        alpha = decoded.convert("RGBA").getchannel("A") if decoded.has_transparency_data else None
+        transparent = False
+        if decoded.has_transparency_data:
+            alpha = decoded.convert("RGBA").getchannel("A")
+            transparent = alpha.getextrema() != (255, 255)  # many programs write a channel that is opaque
+        orientation = decoded.getexif().get(ExifTags.Base.Orientation, 1)
         return {
-            "turned": decoded.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9),
+            "turned": orientation in range(2, 9),  # 1 is upright, others mean nothing
             "deep": deep,
-            "transparent": alpha is not None and alpha.getextrema() != (255, 255),
+            "transparent": transparent,
             "centre": short / long if crops and short < _NARROWEST * long else None,
         }
 
@@ -127,6 +138,7 @@ def _naming(metric: type[CaptionMetric]) -> AbstractContextManager[None]:
     }
 
     def row(argument: str, path: Sequence[int | str]) -> str:
+        # The first index is always 0, since a page scores one row: a visitor has no list of it.
         if len(path) > 1 and isinstance(path[1], int) and argument in ("captions", "references"):
             noun = "line" if argument == "captions" else "reference"
             return f"{noun} {path[1] + 1}"
@@ -163,7 +175,7 @@ class Scorer:
         """Nothing else is opened: a page is open to people whom its owner does not know."""
         self._opened: dict[tuple[Any, ...], tuple[CaptionMetric, Marks]] = {}
         self._of_drawings: dict[tuple[Any, ...], Marks] = {}
-        self._busy = threading.Lock()
+        self._busy = threading.Lock()  # Gradio calls from several threads; warnings are of the whole process
         self.name = f"{name} {self.medium} {id(self)}"
         """A name of its own among all pages of this process."""
 
@@ -183,6 +195,7 @@ class Scorer:
         if result.errors:
             return problem(result.errors[0])
         values = {name: values[0] for name, values in result.parts.items()}
+        # Both escape what they are given: a caption may hold HTML.
         evidence = Markup(panels(result.explain(0)) + parts(values, titles_of_parts()))
         return self._on_scale(
             "score",
@@ -208,7 +221,8 @@ class Scorer:
 
     def is_open(self, weights: str) -> bool:
         """True where `score` with these weights needs to open nothing."""
-        return any(opened_weights == weights for opened_weights, *_ in self._opened)
+        opened_weights = [key[0] for key in self._opened]
+        return weights in opened_weights
 
     def check(self, inputs: Inputs) -> Samples:
         """The checked input of `score`; no weights are opened."""
@@ -236,11 +250,13 @@ class Scorer:
         most_frames = LIMITS.page_frames_encoded
         if visual is not None and self.medium == "image":
             notes = _visual_notes(visual.path, crops=self.metric.crops)
+        # Only then: with the option the metric has another signature, though not another number.
         elif visual is not None and visual.frames > most_frames:
             options["max_frames"] = most_frames
             notes["frames"] = most_frames
         with self._busy, _naming(self.metric), warnings.catch_warnings(record=True) as caught:
             metric, marks = self._open(inputs.weights, options)
+            # Means of drawings tell nothing of a photograph's score.
             if not marks.means and (visual is None or _is_example(metric, visual.path)):
                 marks = self._marks_of_drawings(metric, (inputs.weights, *options.items()))
             result = metric.combine(metric.encode_all(samples), samples=samples)
@@ -250,6 +266,7 @@ class Scorer:
         messages = []
         for warning in caught:
             message = capitalised(str(warning.message))
+            # Ours are UserWarnings; deprecations of libraries are not for a visitor.
             if issubclass(warning.category, UserWarning) and message not in messages:
                 messages.append(message)
         notes["warnings"] = messages
@@ -271,7 +288,7 @@ class Scorer:
         return self._opened[key]
 
     def _marks_of_drawings(self, metric: CaptionMetric, key: tuple[Any, ...]) -> Marks:
-        """Means of the packaged examples, computed once; a photograph cannot be measured by them."""
+        """Means of the packaged examples, computed once."""
         if key not in self._of_drawings:
             self._of_drawings[key] = _marks_of_drawings(metric)
         return self._of_drawings[key]
@@ -284,6 +301,7 @@ def _is_example(metric: CaptionMetric, visual: Path) -> bool:
 
 
 def _marks_of_drawings(metric: CaptionMetric) -> Marks:
+    """Means of the drawn examples by kind; none for a number that is relative to its set."""
     if metric.relative:
         return NO_MARKS
     items = demo_of(type(metric))
@@ -301,12 +319,13 @@ def _marks_of_drawings(metric: CaptionMetric) -> Marks:
 
 def published_marks(metric: type[CaptionMetric], weights: Sequence[str]) -> Marks:
     """Published means that were computed with one of these weights, by repository or its last part."""
-    used = {name.partition("@")[0].lower() for name in weights}
-    if metric.relative:
-        return NO_MARKS
     about = metric.published
+    if metric.relative or not about:
+        return NO_MARKS
     repository = metric.default_weights.repository.lower() if metric.default_weights else ""
-    if not about or not used & {repository, repository.rpartition("/")[2]}:
+    names = {name.partition("@")[0].lower() for name in weights}  # without a commit
+    # A folder has the last part alone.
+    if names.isdisjoint({repository, repository.rpartition("/")[2]}):
         return NO_MARKS
     source = "; ".join(filter(None, [about["source"], about.get("settings")]))
     text = f"Means over {about['dataset']} ({source}). Single captions vary far more than these means."
@@ -323,15 +342,15 @@ def rendered(view: str, **content: Any) -> str:
 
 def problem(message: str) -> str:
     """A problem line by line; indented lines stay so where they are wrapped."""
-    first, *more = message.splitlines() or [""]
-    lines = [capitalised(first)]
-    for line in more:
+    first_line, *more_lines = message.splitlines() or [""]
+    lines = [(0, capitalised(first_line.strip()))]
+    for line in more_lines:
         # The lines of a list of problems begin with a dash; others are addresses and commands.
-        if first.endswith("problems with the input:"):
+        if first_line.endswith("problems with the input:"):
             line = f"{line[:2]}{capitalised(line[2:])}"
-        lines.append(line)
-    indents = [len(line) - len(line.lstrip()) for line in lines]
-    return rendered("problem", lines=[*zip(indents, map(str.strip, lines), strict=True)])
+        text = line.lstrip()
+        lines.append((len(line) - len(text), text.rstrip()))
+    return rendered("problem", lines=lines)
 
 
 def _scale(
@@ -346,20 +365,28 @@ def _scale(
         share = (value - low) / (high - low) if math.isfinite(value) else 0.0
         return f"{100 * min(max(share, 0.0), 1.0):.2f}%"
 
-    marks = sorted(means.items(), key=lambda mark: mark[1], reverse=metric.higher_is_better)
-    rows = [("dot", label, at(value), at(value), number(value)) for label, value in marks]
+    # From where to where on the axis: a bar goes from 0 to the score, to the left if that is negative.
+    rows = []
     if score is not None:
-        rows.insert(0, ("bar", "this caption", at(min(score, 0.0)), at(max(score, 0.0)), number(score)))
-    inner = round_ticks(low, high)
-    room = 0.4 * (inner[1] - inner[0])  # a tick this near to an end would run into its number
-    ticks = [low, *(tick for tick in inner if tick - low > room and high - tick > room), high]
+        rows.append(("bar", "this caption", at(min(score, 0.0)), at(max(score, 0.0)), number(score)))
+    marks = sorted(means.items(), key=lambda mark: mark[1], reverse=metric.higher_is_better)
+    for label, value in marks:
+        rows.append(("dot", label, at(value), at(value), number(value)))
+    round_numbers = round_ticks(low, high)
+    room = 0.4 * (round_numbers[1] - round_numbers[0])  # a tick this near to an end would run into its number
+    ticks = [low]
+    for tick in round_numbers:
+        if tick - low > room and high - tick > room:
+            ticks.append(tick)
+    ticks.append(high)
     about = MetricDescription(metric)
+    # For screen readers, to which the drawing is one image.
     spoken = f"The scale goes from {minus(about.range)}, {about.better}."
     if score is not None:
         spoken = f"{about.title} of this caption: {number(score)}. {spoken}"
     if marks:
-        typical = ", ".join(f"{label} {number(value)}" for label, value in marks)
-        spoken += f" What typical captions get: {typical}."
+        typical = [f"{label} {number(value)}" for label, value in marks]
+        spoken += f" What typical captions get: {', '.join(typical)}."
     return {
         "here": None if score is None else at(score),
         "spoken": spoken,
