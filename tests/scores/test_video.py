@@ -63,7 +63,8 @@ def test_other_frames_of_a_video_find_no_features_of_the_first(
     cache = FeatureCache()
     score(opened("pacs", weights, cache=cache, max_frames=1), videos)
     again = score(opened("pacs", weights, cache=cache), videos)
-    assert again.parts["recall"] == pytest.approx(score(opened("pacs", weights), videos).parts["recall"])
+    expected = score(opened("pacs", weights), videos).parts["recall"]
+    assert again.parts["recall"] == pytest.approx(expected, abs=CLOSE)
 
 
 NAMES = pytest.mark.parametrize("name", ["pacs", "refpacs"])
