@@ -278,6 +278,15 @@ def test_other_settings_and_lost_captions_are_named(tmp_path: Path) -> None:
         bundle_of(capeval_core.load("rougel").score(["a"], references=["a"]))
 
 
+def test_a_replay_in_another_dtype_is_not_equal() -> None:
+    given = GIVEN["captions"], GIVEN["images"]
+    metric = capeval_core.load("pacs", weights="tiny", device="cpu", dtype="float16", evidence=True)
+    bundle = bundle_of(metric.score(*given))
+    assert replay(bundle, *given).equal
+    again = replay(bundle, *given, dtype="float32")
+    assert not again.equal and "features" in again.stages and "dtype" in again.sentence
+
+
 def test_commands_say_it_by_their_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["demo", "--out", str(tmp_path / "demo")])
     files = ["--candidates", str(tmp_path / "demo/good.json"), "--images", str(tmp_path / "demo/images")]

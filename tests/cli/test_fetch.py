@@ -25,7 +25,7 @@ from capeval_core.cli import main
 from tests.cli.conftest import Capeval, write_json
 from tests.hub import origin as web
 from tests.support.seams import LIMITS, small_release
-from tests.weights.conftest import manifest
+from tests.weights.conftest import manifest, umic_checkpoint
 
 PACS = "pacs-clip-vit-b-32"
 
@@ -393,6 +393,21 @@ def test_a_digest_other_than_the_locks(place: Place, capeval: Capeval, tmp_path:
     assert capeval("fetch", "pacs", "--accept", "--update").status == 0
     assert place.lock() != first
     assert capeval_core.load("pacs").signature()
+
+
+def test_weights_are_not_used_if_the_digest_of_any_of_their_files_is_another(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = umic_checkpoint(tmp_path)
+    copies = {path.name: str(path) for path in (checkpoint, tmp_path / "vocab.txt")}
+    monkeypatch.setenv("CAPEVAL_FETCH", "0")
+    with small_release("umic-uniter-base", {"heads": 4}):
+        capeval_core.fetch("umic-uniter-base", sources=copies, accept=True)
+        assert capeval_core.load("umic", regions="tiny").signature()
+        lock = place.cache / "capeval.lock"
+        lock.write_text(lock.read_text().replace(place.lock()["umic-uniter-base/vocab.txt"], "0" * 64))
+        with pytest.raises(ValueError, match="umic-uniter-base"):
+            capeval_core.load("umic", regions="tiny")
 
 
 def test_a_digest_of_the_catalogue_is_final(place: Place, capeval: Capeval) -> None:

@@ -105,6 +105,27 @@ def test_kept_rows_are_those_of_the_shard_in_its_own_form(
     assert again.status == 0 and "1 finished before" in again.out
 
 
+def test_a_record_stays_whole_if_any_of_its_captions_is_kept(
+    capeval: Capeval, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "0.png").write_bytes(ROWS["image"][0])
+    orders = (["a red circle", "a dog"], ["a dog", "a red circle"], ["a dog", "a dog"])
+    records = [
+        json.dumps({"uid": str(i), "caption": captions, "image": "0.png"})
+        for i, captions in enumerate(orders)
+    ]
+    (tmp_path / "in" / "0.jsonl").write_text("\n".join(records) + "\n")
+    assert capeval(*SCORE, "--input", "in/0.jsonl", "--images", "in").status == 0
+    circle, dog, *_ = pq.read_table(tmp_path / "scores" / "0.parquet")["score"].to_pylist()
+    assert circle != dog
+    ran = capeval("shards", "filter", "scores", "--min", repr(max(circle, dog)), "--output", "kept")
+    assert ran.status == 0, ran.err
+    kept = (tmp_path / "kept" / "0.jsonl").read_text().splitlines()
+    assert kept == (records[:2] if circle > dog else records)
+
+
 def test_a_share_is_kept_by_score_or_by_part(scored: Any, capeval: Capeval, tmp_path: Path) -> None:
     _, table = scored("0.parquet")
     scores = np.array(table["score"].to_pylist())

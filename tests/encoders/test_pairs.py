@@ -72,6 +72,13 @@ def test_nothing_runs_that_the_texts_of_vilbert_do_not_depend_on() -> None:
     assert ran == ["text 0", "0.visual", "0.text", "text 1", "text 2", "1.text"]
 
 
+def test_the_side_that_has_fewer_is_named() -> None:
+    with pytest.raises(ValueError, match="there are 1 lists of captions but more images"):
+        features(boxes(3, 4), [["a dog"]])
+    with pytest.raises(ValueError, match="there are 1 images but more lists of captions"):
+        features(boxes(3), [["a dog"], ["a cat"]])
+
+
 @pytest.mark.parametrize("name", ["umic", "vilbertscore"])
 def test_another_vocabulary_is_refused(name: str, tmp_path: Path) -> None:
     """Two words in each other's place, which no canary need have."""

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -333,6 +334,23 @@ def test_ids_are_compared_from_their_end(tmp_path: Path, image_id: str, expected
     else:
         joined = read_collection(candidates, tmp_path / "photos")
         assert joined.images == [tmp_path / "photos" / expected]
+
+
+def test_of_several_entries_the_one_whose_folders_agree_furthest_is_meant(tmp_path: Path) -> None:
+    for name in ("street.jpg", "airport/street.jpg"):
+        put(tmp_path, f"photos/{name}", b"x")
+    candidates = put(tmp_path, "c.json", {"data/airport/street": "x"})
+    joined = read_collection(candidates, tmp_path / "photos")
+    assert joined.images == [tmp_path / "photos" / "airport" / "street.jpg"]
+
+
+def test_a_warning_names_the_innermost_folder_of_an_id_where_the_image_does_not_lie(tmp_path: Path) -> None:
+    put(tmp_path, "val/street.jpg", b"x")
+    with pytest.warns(UserWarning, match="1 id names the folder 'train'"):
+        read_collection(put(tmp_path, "c.json", {"coco/train/street.jpg": "x"}), tmp_path / "val")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_collection(put(tmp_path, "d.json", {"coco/val/street.jpg": "x"}), tmp_path / "val")
 
 
 @pytest.mark.parametrize(

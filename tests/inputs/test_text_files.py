@@ -291,6 +291,26 @@ def test_all_that_is_wrong_with_a_file_comes_at_once(tmp_path: Path) -> None:
     assert len(str(caught.value).splitlines()) == 4  # equal ones are one line
 
 
+def test_an_error_names_the_line_of_the_file_also_where_a_split_is_read(tmp_path: Path) -> None:
+    rows = [
+        {"image_id": "a", "caption": "x", "split": "train"},
+        {"image_id": "b", "caption": "y", "split": "test"},
+        {"image_id": "c", "caption": 7, "split": "test"},
+    ]
+    path = tmp_path / "c.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(FileError) as caught:
+        read_collection(path, None, split="test")
+    assert [problem.where for problem in caught.value.problems] == [f"{path}: line 3 (id 'c'): caption"]
+
+
+def test_an_error_names_the_caption_of_a_list(tmp_path: Path) -> None:
+    path = written(tmp_path, {"a": ["x", 7], "b": ["y"]})
+    with pytest.raises(FileError) as caught:
+        read_collection(path, None, wide=True)
+    assert [problem.where for problem in caught.value.problems] == [f"{path}: id 'a': value[1]"]
+
+
 def test_a_small_file_does_not_become_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, gzip.compress(b'{"7": "x"}' + bytes(1 << 10)), "c.json.gz")
     monkeypatch.setattr(LIMITS, "file_bytes", 1 << 9)

@@ -15,6 +15,7 @@ from PIL import Image
 
 import capeval_core
 from capeval_core.cache import FeatureCache
+from capeval_core.errors import ProblemsError
 from capeval_core.integrations import reward
 from capeval_core.testing import count_forwards
 from tools.scenes import draw, sample_scene
@@ -100,6 +101,14 @@ def test_reasoning_is_no_part_of_a_caption(drawn: list[Image.Image], weights: st
     captions, images = [*CAPTIONS[:3], "", CAPTIONS[3]], [*drawn, drawn[0]]
     expected = rewards(captions, images)
     assert expected[4] and rewards(reasoned, images) == pytest.approx(expected, abs=1e-6)
+
+
+def test_an_error_names_the_row_of_the_whole_input(drawn: list[Image.Image], weights: str) -> None:
+    """Rows without an image are left out before the others are scored."""
+    references = [["a circle"], ["squares"], ["a star"], []]
+    with pytest.raises(ProblemsError) as caught:
+        reward("refpacs", weights=weights)(CAPTIONS, [None, *drawn[1:]], references)
+    assert [problem.where for problem in caught.value.problems] == ["references[3]"]
 
 
 def test_nothing_touches_the_disk(drawn: list[Image.Image], weights: str) -> None:

@@ -23,6 +23,7 @@ from PIL import Image
 import capeval_core
 from capeval_core.cli import main
 from capeval_core.demo import demo_set
+from capeval_core.registry import metric_class
 from capeval_core.testing import count_forwards
 from tests.support.seams import LIMITS
 from tools.documents import CHECKOUT
@@ -153,6 +154,25 @@ def test_a_broken_image_is_an_error_of_its_request_alone(
         assert {row["row"] for row in reply.json()["rows"]} == {1}
     for reply in replies[1::2]:
         assert reply.json()["results"]["pacs"]["scores"] == pytest.approx(expected["pacs"][:2], abs=1e-6)
+
+
+class OutOfMemory(metric_class("pacs")):  # type: ignore[misc]
+    """PAC-S on a device that has no memory for one caption."""
+
+    def encode(self, batch: Any) -> Any:
+        if "too much" in batch.captions:
+            raise MemoryError("too much")
+        yield from super().encode(batch)
+
+
+def test_a_request_that_cannot_be_scored_costs_none_of_its_batch(expected: dict[str, list[float]]) -> None:
+    metric = OutOfMemory(capeval_core.load("pacs", weights="tiny").options)
+    server = serving.Server({"pacs": metric}, batch_captions=2, seconds=60.0)  # both wait for each other
+    contents = [{"captions": [text], "images": FILES[:1]} for text in (CAPTIONS[0], "too much")]
+    with TestClient(server.app) as client, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        scored, failed = pool.map(lambda content: client.post("/score", json=content), contents)
+    assert scored.json()["results"]["pacs"]["scores"] == pytest.approx(expected["pacs"][:1], abs=1e-6)
+    assert failed.status_code >= 500
 
 
 WRONG: dict[str, tuple[Any, int, str]] = {

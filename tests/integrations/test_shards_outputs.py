@@ -115,6 +115,14 @@ def test_rows_and_columns_that_are_not_as_written_are_refused(
     assert check_shards(folder).ok and merge_shards(folder, tmp_path / "all.parquet") == 40
 
 
+def test_a_uid_that_comes_twice_in_one_shard_is_a_fault(tmp_path: Path) -> None:
+    write_output(tmp_path / "out/0.parquet", ["a", "b", "a"])
+    write_output(tmp_path / "out/1.parquet", ["c", "d"])
+    check = check_shards(tmp_path / "out")
+    assert check.duplicates == {"a": {"0.parquet": 2}}
+    assert check.repeated == 1 and not check.ok
+
+
 def test_quantiles_and_threshold_are_exact(tmp_path: Path) -> None:
     for i, count in enumerate((900, 40, 300, 7)):
         write_output(tmp_path / f"out/{i}.parquet", [f"{i}-{j}" for j in range(count)], first=100 * i)

@@ -196,6 +196,16 @@ def test_a_trainer_encodes_frames_once_and_scores_texts_beside_them(weights: str
     assert metrics.metrics[2].options.statistics.fingerprint == table.fingerprint  # type: ignore[attr-defined]
 
 
+def test_another_evaluation_set_is_warned_of_each_time(weights: str, images: list[Path]) -> None:
+    metrics = CaptionMetrics(Numbers(), images=images[:5], metrics=["pacs"], weights=weights, device="cpu")
+    metrics(numbered([0, 1, 2, 3, 4]))
+    predictions = np.arange(5)[:, None]
+    another = SimpleNamespace(predictions=predictions, label_ids=predictions[::-1])
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="another evaluation set"):
+            metrics(another)
+
+
 # Processes
 
 

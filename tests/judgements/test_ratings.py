@@ -121,6 +121,17 @@ def test_ratings_that_could_be_two_columns_are_refused_with_the_flag(
     assert main([*arguments, "--rating-column", "carl"]) == 2 and "carl" in capsys.readouterr().err
 
 
+def test_of_two_columns_that_agree_each_record_has_the_one_that_is_filled(
+    correlate: Correlate, tmp_path: Path
+) -> None:
+    rows = [{"image": name, "rating": rating} for name, rating in zip(SCORES, RATINGS, strict=True)]
+    rows[2] = {"image": "2.jpg", "rating": None, "mos": RATINGS[2]}
+    rows[3]["mos"] = RATINGS[3]
+    write_json(tmp_path / "h.json", rows)
+    expected = 100 * kendalltau(list(SCORES.values()), RATINGS).statistic
+    assert correlate(SCORES, tmp_path / "h.json")["s", "tau_b"] == pytest.approx(expected, abs=1e-5)
+
+
 def test_ratings_of_several_captions_need_scores_that_name_theirs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -150,6 +150,16 @@ def test_paragraphs_of_videos_are_compared_by_the_mean_of_their_sentences(
     assert list(found.values().values()) == [pytest.approx(100 / 3, abs=1e-5)] and found.rows() == [3]
 
 
+def test_a_paragraph_does_not_compete_without_the_score_of_one_of_its_sentences(
+    judge: Judge, tmp_path: Path
+) -> None:
+    row = {"true_caption": "x", "foil_caption": "y", "references": ["r"]}
+    places = [("v1", "1"), ("v1", "1"), ("v2", "1")]
+    write_lines(tmp_path / "pairs.jsonl", [{"video": v, "paragraph": p, **row} for v, p in places])
+    found = judge("activitynet_foil", tmp_path, {"M": [0.5, 0.6, math.nan, 0.7, 0.3, 0.2]})
+    assert list(found.values().values()) == [100] and found.rows() == [1]
+
+
 def test_vatex_averages_annotators_and_compares_metrics_for_videos(
     judge: Judge, tmp_path: Path, videos: Path
 ) -> None:
@@ -243,6 +253,19 @@ def test_systems_have_the_corpus_value_and_not_a_mean_of_rows(judge: Judge, tmp_
         assert found.values(f"BLEU-{n}")["one"] == pytest.approx(100 * result.numbers[f"bleu_{n}"], abs=1e-5)
     assert found.values("BLEU-4").keys() == {"one", "two"}
     assert result.numbers["bleu_4"] != pytest.approx(np.mean(result.scores))
+
+
+def test_a_corpus_value_has_no_interval_of_means_of_rows(judge: Judge, tmp_path: Path) -> None:
+    numbers = range(8)
+    references = {f"{i}.png": [f"a red circle on the left of {i} stars"] for i in numbers}
+    write_json(tmp_path / "reference_captions.json", references)
+    captions = {
+        f"{i}.png": f"a red circle {'on the left' if i % 2 else 'above'} of {i} stars" for i in numbers
+    }
+    write_json(tmp_path / "one.json", captions)
+    found = judge("coco_systems", tmp_path, None, "--metrics", "bleu,rougel", draws=20)
+    assert found.cells["BLEU-4", "one"]["low"] == ""
+    assert found.cells["ROUGE-L", "one"]["low"] != ""
 
 
 @pytest.mark.filterwarnings("ignore:eco")  # of pools so small

@@ -224,6 +224,14 @@ def test_parts_make_the_whole(path: str, device: str, monkeypatch: pytest.Monkey
         assert torch.equal(getattr(parts, name), getattr(whole, name))
 
 
+@on_every_path
+def test_a_row_that_matches_padding_best_has_no_partner(path: str, device: str) -> None:
+    case = Case([np.eye(2)], [np.array([[-1.0, 0.0]])], [(0, 0)])
+    found = case.match(path, device, return_indices=True, return_maxima=True, y_padded=True)
+    assert found.x_indices is not None and found.x_maxima is not None
+    assert found.x_maxima.tolist() == [0.0, 0.0] and found.x_indices.tolist() == [-1, 0]
+
+
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     before = torch.get_num_threads()
@@ -262,6 +270,20 @@ def test_rows_that_are_no_numbers_are_named_beside_the_products(
         greedy_match(x[:3], y, [3, 0], [10, 20], path="slices")
     with pytest.raises(ValueError, match=r"y\[7\], row 7 of set 0"):
         greedy_match(x, y, [30], [10, 20], x_of_pair=[0], y_of_pair=[1], path="slices")
+
+
+def test_a_row_that_is_no_number_is_named_with_its_set_on_both_sides_of_a_border() -> None:
+    x = torch.ones(6, 4)
+    x[1, 0] = x[2, 0] = float("nan")
+    with pytest.raises(ValueError, match="2 problems") as error:
+        greedy_match(x, torch.ones(3, 4), [2, 2, 2], [1, 1, 1])
+    assert "x[1], row 1 of set 0," in str(error.value) and "x[2], row 0 of set 1," in str(error.value)
+
+
+def test_a_pair_of_a_set_that_is_not_there_is_named() -> None:
+    rows = torch.ones(4, 3)
+    with pytest.raises(ValueError, match=r"y_of_pair\[1\] is 2"):
+        greedy_match(rows, rows, [2, 2], [2, 2], x_of_pair=[0, 1], y_of_pair=[0, 2])
 
 
 def test_a_fork_does_not_wait_for_its_parent() -> None:

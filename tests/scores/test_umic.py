@@ -66,6 +66,24 @@ def test_features_made_before_score_as_their_images(weights: str, features: Path
     assert load(weights).score(captions, direct * 2).scores == pytest.approx(expected.scores, abs=1e-6)
 
 
+def test_another_selection_of_boxes_finds_no_scores_of_the_first(weights: str, features: Path) -> None:
+    boxes = {name: array for name, array in np.load(features / "1.npz").items() if name != "selection"}
+    boxes["scores"] = np.linspace(0.9, 0.21, 40)
+    for name in ("boxes", "features"):
+        boxes[name] = np.resize(boxes[name], (40, boxes[name].shape[1]))
+    boxes = {name: boxes[name] for name in ("boxes", "features", "scores", "size")}
+    cache = FeatureCache()
+
+    def score(selection: str, cache: FeatureCache) -> list[float]:
+        metric = capeval_core.load(
+            "umic", weights=weights, device="cpu", cache=cache, selection=selection, regions="tiny"
+        )
+        return list(metric.score(["a red dog"], [boxes]).scores)
+
+    first = score("bua10_100", cache)
+    assert score("lxmert36", cache) == pytest.approx(score("lxmert36", FeatureCache()), abs=1e-6) != first
+
+
 def test_an_error_names_the_row_of_its_own_image(weights: str, tmp_path: Path) -> None:
     """Equal images run once, and each of their captions has the error at its own place."""
     broken = Path(SCENES[1].image).read_bytes()[:200]

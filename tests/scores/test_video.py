@@ -57,6 +57,16 @@ def score(metric: Any, videos: Sequence[Any], only: Sequence[int] | None = None,
     return metric.score([CAPTIONS[i] for i in chosen], videos=own, references=references, **more)
 
 
+def test_other_frames_of_a_video_find_no_features_of_the_first(
+    weights: Path, videos: list[NDArray[np.uint8]]
+) -> None:
+    cache = FeatureCache()
+    score(opened("pacs", weights, cache=cache, max_frames=1), videos)
+    again = score(opened("pacs", weights, cache=cache), videos)
+    expected = score(opened("pacs", weights), videos).parts["recall"]
+    assert again.parts["recall"] == pytest.approx(expected, abs=CLOSE)
+
+
 NAMES = pytest.mark.parametrize("name", ["pacs", "refpacs"])
 
 

@@ -125,6 +125,12 @@ def test_explain_marks_the_words(synonyms: str) -> None:
     ]
 
 
+def test_the_explanation_of_a_synonym_is_that_of_its_object(synonyms: str) -> None:
+    metric = capeval_core.load("chair", synonyms=synonyms, evidence=True)
+    words = metric.score(["a puppy and a pony"], references=[["dog"]]).explain(0)["words"]
+    assert [(word["object"], word["hallucinated"]) for word in words] == [("dog", False), ("horse", True)]
+
+
 def capeval(*arguments: object) -> int:
     """The exit status of a command."""
     return main(list(map(str, arguments)))
