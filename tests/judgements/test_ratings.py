@@ -132,6 +132,23 @@ def test_of_two_columns_that_agree_each_record_has_the_one_that_is_filled(
     assert correlate(SCORES, tmp_path / "h.json")["s", "tau_b"] == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_rating_of_a_caption_with_different_scores_is_left_out(
+    correlate: Correlate, tmp_path: Path
+) -> None:
+    rows = []
+    for (name, score), text in zip(SCORES.items(), CAPTIONS, strict=True):
+        rows.append({"image_id": name, "caption": text, "score": score})
+    rows.append({**rows[2], "score": 0.95})
+    write_json(tmp_path / "scores.json", rows)
+    human = pd.DataFrame({"image": list(SCORES), "caption": CAPTIONS, "rating": RATINGS})
+    human.to_csv(tmp_path / "h.csv", index=False)
+    told_apart = [row for row in range(5) if row != 2]
+    scores = [list(SCORES.values())[row] for row in told_apart]
+    expected = 100 * kendalltau(scores, [RATINGS[row] for row in told_apart]).statistic
+    cells = correlate(tmp_path / "scores.json", tmp_path / "h.csv")
+    assert cells["scores", "tau_b"] == pytest.approx(expected, abs=1e-5)
+
+
 def test_ratings_of_several_captions_need_scores_that_name_theirs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

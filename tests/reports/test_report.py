@@ -129,6 +129,22 @@ def test_texts_run_nothing_fetch_nothing_and_break_no_tag(tmp_path: Path) -> Non
     assert HOSTILE[0] in page.text
 
 
+def test_where_lower_is_better_more_is_worse(tmp_path: Path) -> None:
+    objects = ["dog", "cat", "bird", "horse", "star", "heart"]
+    fair = {str(i): f"a {name} and a {name}" for i, name in enumerate(objects)}
+    wrong = {i: f"{text} and a circle" for i, text in fair.items()} | {"2": "a cross, a square, a triangle"}
+    contents = {"fair": fair, "wrong": wrong, "objects": {str(i): [name] for i, name in enumerate(objects)}}
+    for name, content in contents.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    paths = [str(tmp_path / f"{name}.json") for name in contents]
+    flags = ["--synonyms", "tiny", "--report", str(tmp_path / "report"), "--references", paths[2]]
+    assert main(["score", "chair", "--candidates", *paths[:2], *flags]) == 0
+    text = Parsed((tmp_path / "report" / "index.html").read_text()).text
+    assert "wrong against fair : worse by CHAIR-i" in text
+    worst, best = text.partition(" wrong Worst ")[2].split(" Best ", 1)
+    assert worst.startswith("1.000 a cross") and best.startswith("0.333 a dog")
+
+
 def test_tables_in_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is significant, best and worse is so in the terminal, for programs, papers and on the page."""
     items = demo_set()

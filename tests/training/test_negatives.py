@@ -132,6 +132,18 @@ def test_words_are_spelt_as_in_the_caption(caption: str, tokens: list[str], allo
             assert " ," not in text and " ." not in text and " '" not in text and "( " not in text
 
 
+def test_hard_negatives_are_of_the_three_most_similar_images_alone() -> None:
+    """Also where one of these three is not in the set: the fourth does not take its place."""
+    captions = {"a": ["a red circle"], "b": ["a blue star"], "c": ["two green hearts"], "d": ["a square"]}
+    similar = [{image: ["gone", "b", "c", "d"] for image in captions}]
+    groups = sampler(captions, similar=similar)
+    drawn = set()
+    for epoch in range(60):
+        group = groups.group(epoch, 0)
+        drawn.add(group.captions[group.kinds.index("hard")])
+    assert drawn == {"a blue star", "two green hearts"}
+
+
 def test_a_set_without_negatives_is_refused() -> None:
     with pytest.raises(ValueError):
         negative_groups(["a", "b"], ["a star", "A  star"], [[("a", "DT"), ("star", "NN")]] * 2)

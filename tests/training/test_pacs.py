@@ -53,6 +53,21 @@ def shipped() -> dict[str, Any]:
     )
 
 
+def test_captions_of_other_images_are_another_training(
+    single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = train(single, tmp_path / "run", **ALL)
+    rows = [json.loads(line) for line in (single / "captions.jsonl").read_text().splitlines()]
+    ids = [row["image_id"] for row in rows]
+    for row, image_id in zip(rows, [*ids[1:], ids[0]], strict=True):
+        row["image_id"] = image_id
+    swapped = tmp_path / "captions.jsonl"
+    swapped.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    capsys.readouterr()
+    assert main(arguments(single, out, **ALL, captions=swapped)) == 2
+    assert "captions" in capsys.readouterr().err
+
+
 def features(weights: Any, folder: Path, prompt: str = PROMPT) -> tuple[Tensor, Tensor]:
     """Of the images of a set and of their captions, by weights as metrics use them."""
     rows = [json.loads(line) for line in (folder / "captions.jsonl").read_text().splitlines()]
