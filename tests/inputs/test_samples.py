@@ -227,12 +227,6 @@ def arrays(path: Path) -> Path:
     return path
 
 
-def test_a_broken_image_is_named_at_each_of_its_captions(tmp_path: Path) -> None:
-    (tmp_path / "broken.png").write_bytes(b"no image")
-    broken = tmp_path / "broken.png"
-    assert problems(["a", "b", "c"], [broken, GREY, broken]) == [("images", 0), ("images", 2)]
-
-
 def test_a_visual_that_repeats_is_read_once(tmp_path: Path, jpeg: bytes) -> None:
     """Its file may go once it is known: rows that repeat it share its key."""
     path = arrays(tmp_path / "a.npz")

@@ -37,16 +37,6 @@ def expected(scorer: BatchScorer) -> list[float]:
     return list(scorer(rows_of(12))["score"])
 
 
-def test_scores_of_images_in_another_folder_are_not_taken_for_these(tmp_path: Path) -> None:
-    source = write_lines(tmp_path / "0.jsonl", rows_of(3), tmp_path / "first")
-    write_lines(tmp_path / "other.jsonl", rows_of(3, first=1), tmp_path / "second")
-    target = tmp_path / "scores.parquet"
-    options: Any = {"weights": "tiny", "device": "cpu"}
-    score_shard(source, target, "pacs", images=tmp_path / "first", **options)
-    with pytest.raises(FileError, match="images"):
-        score_shard(source, target, "pacs", images=tmp_path / "second", **options)
-
-
 def scored(source: Path, scorer: BatchScorer, **options: Any) -> dict[str, list[Any]]:
     """The columns of a shard's output."""
     target = source.with_name(f"{source.name}.out")

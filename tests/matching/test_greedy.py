@@ -272,14 +272,6 @@ def test_rows_that_are_no_numbers_are_named_beside_the_products(
         greedy_match(x, y, [30], [10, 20], x_of_pair=[0], y_of_pair=[1], path="slices")
 
 
-def test_a_row_that_is_no_number_is_named_with_its_set_on_both_sides_of_a_border() -> None:
-    x = torch.ones(6, 4)
-    x[1, 0] = x[2, 0] = float("nan")
-    with pytest.raises(ValueError, match="2 problems") as error:
-        greedy_match(x, torch.ones(3, 4), [2, 2, 2], [1, 1, 1])
-    assert "x[1], row 1 of set 0," in str(error.value) and "x[2], row 0 of set 1," in str(error.value)
-
-
 def test_a_pair_of_a_set_that_is_not_there_is_named() -> None:
     rows = torch.ones(4, 3)
     with pytest.raises(ValueError, match=r"y_of_pair\[1\] is 2"):

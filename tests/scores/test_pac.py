@@ -37,14 +37,6 @@ def load(name: str, weights: str, **options: Any) -> Any:
     return capeval_core.load(name, weights=weights, device="cpu", cache=FeatureCache(), **options)
 
 
-def test_the_error_of_equal_images_is_of_each_at_its_own_place(weights: str, images: list[Path]) -> None:
-    broken = images[0].read_bytes()[:100]
-    given: list[Any] = [images[0], broken, images[1], bytes(bytearray(broken))]
-    result = load("pacs", weights, on_error="nan").score(["a dog"] * 4, given)
-    places = {row: reason.partition(":")[0] for row, reason in result.errors.items()}
-    assert places == {row: f"images[{row}]" for row in (1, 3)}
-
-
 def test_the_nearest_reference_counts(weights: str, images: list[Path]) -> None:
     metric = load("refpacs", weights, evidence=True)
     references = ["a cat sits", "two red circles on white", "two red circles"]
