@@ -57,9 +57,9 @@ class Records:
             return f"id {self.rows[index].get(KEY)!r}"
         return f"{self.unit} {self.numbers[index]}"
 
-    def error(self, index: int, problem: str, *, sentence: bool = False) -> FileError:
+    def error(self, index: int, problem: str, fix: str = "", *, sentence: bool = False) -> FileError:
         """The error about a record."""
-        return file_error(self.path, problem, index=self.place(index), sentence=sentence)
+        return file_error(self.path, problem, fix, index=self.place(index), sentence=sentence)
 
     @cached_property
     def fields(self) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -62,7 +61,7 @@ def caption_score(metric: str | dict[str, Any] = "pacs", **options: Any) -> Scor
     return named(metric, **options)
 
 
-def last_image(messages: str | Sequence[Any]) -> str | bytes | None:
+def last_image(messages: str | list[Any]) -> str | bytes | None:
     """The last image of a sample's input: a path, the bytes of a data URL, or None."""
     if isinstance(messages, str):
         return None

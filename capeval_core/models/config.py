@@ -76,7 +76,7 @@ def _read(kind: type[Any], section: object, where: str, problems: list[str]) -> 
             value = field.default
         elif value is None and not optional:
             problems.append(f"{key} is missing")
-        elif value is not None and is_dataclass(hint):
+        elif value is not None and isinstance(hint, type) and is_dataclass(hint):
             value = _read(hint, value, key, problems)
         elif value is not None and (problem := _problem(value, hint)):
             problems.append(f"{key} is {value!r:.60}, expected {problem}")

@@ -291,7 +291,7 @@ def store_of(spec: object) -> BoxFeatureStore | None:
     return BoxFeatureStore.open(path) if is_store else None
 
 
-def boxes_by_id(store: BoxFeatureStore, images: object) -> object:
+def boxes_by_id(store: BoxFeatureStore, images: object) -> Any:
     """Box features for a list of image ids; other input is left for the check of inputs."""
     ids = as_list(images)
     if ids is None:
