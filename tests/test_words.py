@@ -54,3 +54,29 @@ def complaints(source: str) -> list[str]:
 def test_no_name_is_a_forbidden_participle() -> None:
     found = {str(path.relative_to(ROOT)): complaints(path.read_text(encoding="utf-8")) for path in MODULES}
     assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+PRONOUNS = frozenset(
+    "own found kept given chosen known shown there every wrong whole done seen said told made one others rest "
+    "these those this that here taken held asked meant wanted usual".split()
+)
+"""Names that say nothing of what they hold; `left` is also an edge, `other` what `compare` takes."""
+
+
+def pronouns(source: str) -> list[str]:
+    """Line and name of every variable and parameter whose name says nothing of what it holds."""
+    complaints_of_names = []
+    for function in ast.walk(ast.parse(source)):
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            names = [(each.lineno, each.arg) for each in [*function.args.args, *function.args.kwonlyargs]]
+            for node in ast.walk(function):
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    names.append((node.lineno, node.id))
+            complaints_of_names += [f"{line}: {name}" for line, name in names if name.strip("_") in PRONOUNS]
+    return complaints_of_names
+
+
+def test_names_say_what_they_hold() -> None:
+    assert pronouns("def f(own):\n    found = own") == ["1: own", "2: found"]
+    unclear = {str(path.relative_to(ROOT)): pronouns(path.read_text(encoding="utf-8")) for path in MODULES}
+    assert {path: names for path, names in unclear.items() if names} == {}
