@@ -229,7 +229,8 @@ def main() -> None:
     lines = [
         "# Rows a second beside the plain ways",
         "",
-        f"`python -m benchmarks.shard_rates --rows {arguments.rows} --rows-of-tiny {arguments.rows_of_tiny}`,",
+        f"`python -m benchmarks.shard_rates --rows {arguments.rows} "
+        f"--rows-of-tiny {arguments.rows_of_tiny}`,",
         f"{datetime.date.today()}, capeval {__version__}, {os.cpu_count()} cores,",
         f"load {load:.1f} at the start, so {verdict}.",
         "",
