@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -9,13 +10,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import capeval_core
 from tests.hub import WRITER, Repository, ask, serving
+from tests.integrations.shard_files import rows_of
 from tests.integrations.shard_inputs import write_shards
 
 ROOT = Path(__file__).parents[1]
@@ -66,6 +70,60 @@ def test_a_dataset_is_scored_by_map(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "100 pairs, 0 without a score; the best:" in done.stdout
     assert len(re.findall(r"^\d\.\d{3}  a red square, number \d+$", done.stdout, re.MULTILINE)) == 3
+
+
+def operator_of(name: str) -> Any:
+    """A module of `examples/`."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.system
+def test_a_stage_of_nemo_curator_keeps_the_score() -> None:
+    pytest.importorskip("nemo_curator", reason="needs nemo-curator 1.4")
+    from nemo_curator.tasks import InterleavedBatch
+    from nemo_curator.tasks.interleaved import INTERLEAVED_SCHEMA
+
+    rows = rows_of(12)
+    expected = capeval_core.load("clips", weights="tiny").score(rows["caption"], rows["image"]).scores
+    rows["image"][4] = b"<html>"
+    records: list[dict[str, Any]] = []
+    for uid, caption, image in zip(rows["uid"], rows["caption"], rows["image"], strict=True):
+        records.append({"sample_id": uid, "position": 0, "modality": "text", "text_content": caption})
+        records.append({"sample_id": uid, "position": 1, "modality": "image", "binary_content": image})
+    table = pa.Table.from_pylist(records, schema=INTERLEAVED_SCHEMA)
+    threshold = sorted(expected)[6]
+    stage = operator_of("nemo_curator_filter").CaptionScoreFilterStage(weights="tiny", min_score=threshold)
+    stage.setup()
+    kept = stage.process(InterleavedBatch(dataset_name="rows", data=table)).to_pandas()
+    images = kept[kept["modality"] == "image"]
+    good = [row for row, score in enumerate(expected) if score >= threshold and row != 4]
+    assert images["sample_id"].tolist() == [rows["uid"][row] for row in good] and len(kept) == 12 + len(good)
+    assert images["score"].tolist() == pytest.approx([expected[row] for row in good], abs=1e-6)
+
+
+@pytest.mark.system
+def test_an_operator_of_data_juicer_keeps_the_score(tmp_path: Path) -> None:
+    pytest.importorskip("data_juicer", reason="needs py-data-juicer 1.6")
+    from data_juicer.core.data import NestedDataset
+
+    rows = rows_of(12)
+    expected = capeval_core.load("clips", weights="tiny").score(rows["caption"], rows["image"]).scores
+    rows["image"][4] = b"<html>"
+    samples = []
+    for row, caption in enumerate(rows["caption"]):
+        (tmp_path / f"{row}.png").write_bytes(rows["image"][row])
+        samples.append({"text": f"<__dj__image> {caption}", "images": [str(tmp_path / f"{row}.png")]})
+    threshold = sorted(expected)[6]
+    operator = operator_of("data_juicer_filter").CaptionScoreFilter(weights="tiny", min_score=threshold)
+    operator.num_proc = 1
+    kept = NestedDataset.from_list(samples).process([operator])
+    good = [row for row, score in enumerate(expected) if score >= threshold and row != 4]
+    assert list(kept["caption_score"]) == pytest.approx([expected[row] for row in good], abs=1e-6)
+    assert list(kept["images"]) == [samples[row]["images"] for row in good]
 
 
 @pytest.mark.system

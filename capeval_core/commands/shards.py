@@ -16,6 +16,7 @@ from tqdm import tqdm
 from capeval_core.commands import common, terminal
 from capeval_core.errors import counted, naming
 from capeval_core.inputs.notes import tell_of_images
+from capeval_core.inputs.samples import argument_of
 from capeval_core.project import install_command
 from capeval_core.registry import metric_classes
 from capeval_core.reports.figures import draw_histogram
@@ -38,18 +39,22 @@ def run(arguments: list[str]) -> int:
 
 def _score(arguments: list[str]) -> int:
     titles = {name: metric.title for name, metric in metric_classes().items()}
-    name, arguments_left = terminal.first_named(arguments, "shards score", titles, open_ended=True)
-    if "," in name:
-        fix = "run it once for each, with an --output of its own"
-        raise ValueError(f"METRIC {name}: a run scores with one metric: {fix}")
-    (metric,), arguments_left = common.read_metrics("shards score", [name], arguments_left)
-    words = {"about": f"{metric.title}: {metric.summary}", **common.media_words([metric])}
-    command = f"shards score {common.command_of(metric)}"
-    parser = terminal.parser_of(command, "shards score METRIC", **words)
-    terminal.add_options(parser, "options of the metric", {metric.name: metric.Options}, _NOT_FOR_SHARDS)
+    text, arguments_left = terminal.first_named(arguments, "shards score", titles, open_ended=True)
+    names = terminal.names_in(text) or [text]
+    metrics, arguments_left = common.read_metrics("shards score", names, arguments_left)
+    commands = [common.command_of(metric) for metric in metrics]
+    about = "; ".join(f"{metric.title}: {metric.summary}" for metric in metrics)
+    parser = terminal.parser_of(
+        f"shards score {','.join(commands)}",
+        "shards score METRIC",
+        about=about,
+        own_options="" if len(metrics) == 1 else "an option of one of the metrics, such as pacs.w=1",
+        **common.media_words(metrics),
+    )
+    classes = {metric.name: metric.Options for metric in metrics}
+    terminal.add_options(parser, "options of the metric", classes, _NOT_FOR_SHARDS)
     flags = parser.read(arguments_left)
     columns, on_ray = _check_flags(flags)
-    from capeval_core.integrations.shards import BatchScorer, ShardResult
     from capeval_core.integrations.shards.places import Place
     from capeval_core.integrations.shards.plan import (
         images_folder,
@@ -57,19 +62,29 @@ def _score(arguments: list[str]) -> int:
         refuse_other_scores,
         settings_of,
     )
-    from capeval_core.integrations.shards.run import score_one, score_shards, write_manifest
+    from capeval_core.integrations.shards.run import score_one, score_shards
 
-    scorer = BatchScorer(metric.name, media=metric.variant, **common.chosen(flags, metric.Options))
-    shards = plan_shards(flags.input, flags.output)
+    scorers = _scorers(metrics, flags)
+    folders = [""] if len(metrics) == 1 else [metric.name for metric in metrics]
+    shards = plan_shards(flags.input, flags.output, folders)
     images = flags.images
     if images is not None:
         place = images_folder(images) if flags.ray is None else Place.of("images", images)
         images = place.path if place.is_local else images  # workers may have other current folders
-    stamp = settings_of(scorer, columns)  # which opens the weights: missing ones end here
-    finished = refuse_other_scores(shards, flags.output, stamp, images)
-    on_ray &= finished < len(shards) or flags.retry_failed  # else there is nothing to do for others
-    settings = {"images": images, "columns": columns, "retry_failed": flags.retry_failed}
-    results: list[Any] = []
+    stamps = [
+        settings_of(scorer, columns) for scorer in scorers
+    ]  # which opens the weights: missing ones end here
+    finished = refuse_other_scores(shards, stamps, images)
+    # Else there is nothing to do for others.
+    on_ray &= finished < len(shards) or flags.retry_failed or flags.features or flags.duplicates
+    settings = {
+        "images": images,
+        "columns": columns,
+        "retry_failed": flags.retry_failed,
+        "features": flags.features,
+        "duplicates": flags.duplicates,
+    }
+    results: list[Sequence[Any]] = []  # of each shard, by each metric
     failures: dict[str, str] = {}
     start = time.monotonic()
     resuming = "shards that are finished are kept: run the same command again to resume"
@@ -77,23 +92,103 @@ def _score(arguments: list[str]) -> int:
         if on_ray:
             terminal.complain("starting Ray" if flags.ray is None else f"connecting to Ray at {flags.ray}")
             cluster = {"workers": flags.workers, "gpus": flags.gpus_per_worker, "address": flags.ray}
-            outcomes: Iterable[Any] = score_shards(shards, scorer, settings, **cluster)
+            outcomes: Iterable[Any] = score_shards(shards, scorers, settings, **cluster)
         else:
             watched = {**settings, "progress": progress.add, "expected": progress.expect}
-            outcomes = (score_one(shard, scorer, watched) for shard in shards)
+            outcomes = (score_one(shard, scorers, watched) for shard in shards)
         for outcome in outcomes:
-            if isinstance(outcome, ShardResult):
+            if isinstance(outcome, list):
                 results.append(outcome)
-                progress.finish(skipped=outcome.skipped, pairs=outcome.scored if on_ray else 0)
+                scored = max(result.scored for result in outcome)
+                skipped = all(result.skipped for result in outcome)
+                progress.finish(skipped=skipped, pairs=scored if on_ray else 0)
             elif outcome.ends_run:
                 raise OSError(outcome.reason)
             else:
                 failures[outcome.source] = outcome.reason
                 progress.finish()
-    write_manifest(flags.output, results, failures, flags.manifest)
-    manifest = f"{flags.output.rstrip('/')}/{flags.manifest}"
     rate = progress.rate(time.monotonic() - start)
-    return _summarize(metric.title, results, failures, ["rate", rate], ["manifest", manifest])
+    status = 0
+    for number, metric in enumerate(metrics):
+        results_of_metric = [outcome[number] for outcome in results]
+        is_last = number == len(metrics) - 1
+        status |= _finish(
+            flags, folders[number], metric, results_of_metric, failures, rate if is_last else None
+        )
+    return status
+
+
+def _scorers(metrics: Sequence[Any], flags: argparse.Namespace) -> list[Any]:
+    """A scorer of each metric; what is wrong with their options is refused."""
+    from capeval_core.integrations.shards import BatchScorer
+
+    names = [metric.name for metric in metrics]
+    if flags.set and len(names) == 1:
+        raise ValueError(f"--set is for several metrics: pass the options of {names[0]} as flags")
+    argument_of_metric = {argument_of(metric.media): metric.name for metric in metrics if metric.media}
+    if len(argument_of_metric) > 1:
+        about = " and ".join(f"{name} is about {argument}" for argument, name in argument_of_metric.items())
+        raise ValueError(f"{about}: score them in two runs")
+    if flags.duplicates and "images" not in argument_of_metric:
+        raise ValueError(f"--duplicates: {', '.join(names)} look at no images")
+    scorers = []
+    for metric in metrics:
+        keywords = common.chosen(flags, metric.Options)
+        if len(metrics) > 1:
+            # Which refuses an option of a metric that is not among them, and a metric that comes twice.
+            checked = common.options_of(metric, keywords, flags.set, names)
+            keywords = {name: getattr(checked, name) for name in metric.Options.describe()}
+        scorer = BatchScorer(metric.name, media=metric.variant, **keywords)
+        if flags.features and not scorer.has_features:
+            raise ValueError(
+                f"--features: {metric.name} is not made of one feature of each image and caption: "
+                "score pacs, clips or specs, with references or without"
+            )
+        scorers.append(scorer)
+    return scorers
+
+
+def _finish(
+    flags: argparse.Namespace,
+    folder: str,
+    metric: Any,
+    results: list[Any],
+    failures: dict[str, str],
+    rate: str | None,
+) -> int:
+    """Write the manifest of a metric and print its outcome; the exit status. rate: None but for the last."""
+    from capeval_core.integrations.shards.run import write_manifest
+
+    output = flags.output.rstrip("/")
+    if folder:
+        output = f"{output}/{folder}"
+    write_manifest(output, results, failures, flags.manifest)
+    lines = []
+    if flags.duplicates and "image" in metric.media:
+        lines.append(["duplicates", _duplicates(output)])
+    if rate is not None:
+        lines.append(["rate", rate])
+    lines.append(["manifest", f"{output}/{flags.manifest}"])
+    status = _summarize(metric.title, results, failures, *lines, whole=rate is not None)
+    if rate is None:
+        print()
+    return status
+
+
+def _duplicates(output: str) -> str:
+    """How many rows of all shards in a folder have the picture of an earlier row."""
+    from capeval_core.errors import FileError
+    from capeval_core.integrations.shards.duplicates import duplicates_on_disk, have_keys
+    from capeval_core.integrations.shards.outputs import outputs_in
+
+    try:
+        outputs = outputs_in(output)
+    except FileError:  # no shard has scores
+        return "n/a"
+    if not have_keys(outputs):
+        return "n/a: the folder has shards that were scored without --duplicates"
+    with duplicates_on_disk(outputs) as marks:
+        return f"{counted(int(marks.sum()), 'row')} with the picture of an earlier one"
 
 
 class _Progress:
@@ -151,8 +246,13 @@ class _Progress:
         return f"{self._pairs / max(seconds, 1e-9):,.1f} pairs/s ({self._pairs:,} pairs in {seconds:,.1f} s)"
 
 
-def _summarize(title: str, results: list[Any], failures: dict[str, str], *more: Sequence[str]) -> int:
-    """Print the outcome of all shards; the exit status."""
+def _summarize(
+    title: str, results: list[Any], failures: dict[str, str], *more: Sequence[str], whole: bool = True
+) -> int:
+    """Print the outcome of all shards by one metric; the exit status.
+
+    whole: also what is said once for all metrics.
+    """
     finished = [result for result in results if result.skipped]
     shards = len(results) + len(failures)
     rows = sum(result.rows for result in results)
@@ -182,6 +282,9 @@ def _summarize(title: str, results: list[Any], failures: dict[str, str], *more: 
     if unread:
         lines.append(["not read", _shortened([*unread])])
     terminal.summary(*lines, *more, ["signature", results[0].signature if results else "n/a"])
+    if not whole:
+        _complain_of_rows(results, failed)
+        return 1 if failures or 0 < rows == failed else 0
     tell_of_images(traits, sum(result.scored for result in results))
     # A reason that several shards share is told without their addresses.
     reasons = {source: reason.removeprefix(source).lstrip(": ") for source, reason in failures.items()}

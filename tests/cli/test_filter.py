@@ -273,3 +273,27 @@ def test_killed_runs_lose_nothing_and_repeat_nothing(capeval: Capeval, tmp_path:
         name = f"{shard}.tar"
         assert (tmp_path / "kept" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert not list((tmp_path / "kept").glob("*.partial*"))
+
+
+@pytest.mark.system
+def test_webdataset_reads_kept_tars_as_it_reads_the_shards(
+    scored: Any, capeval: Capeval, tmp_path: Path
+) -> None:
+    webdataset = pytest.importorskip("webdataset", reason="needs webdataset: pip install webdataset")
+    path, table = scored("0.tar")
+    assert capeval("shards", "filter", "scores", "--keep", "0.4", "--output", "kept").status == 0
+
+    def samples(file: Path) -> dict[str, dict[str, bytes]]:
+        read: dict[str, dict[str, bytes]] = {}
+        for sample in webdataset.WebDataset(str(file), shardshuffle=False):
+            read[sample["__key__"]] = {
+                name: value for name, value in sample.items() if isinstance(value, bytes)
+            }
+        return read
+
+    before = samples(path)
+    after = samples(tmp_path / "kept" / "0.tar")
+    best = sorted(table["score"].to_pylist())[-8]
+    names = [row["uid"] for row in table.to_pylist() if row["score"] >= best]
+    assert [*after] == names and len(before) == 20
+    assert all(after[name] == before[name] and len(after[name]) == 2 for name in names)

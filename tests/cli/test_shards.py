@@ -56,7 +56,8 @@ def test_each_shard_becomes_a_file_with_the_scores_of_the_metric(shards: Capeval
     metric = capeval_core.load("pacs", weights="tiny", device="cpu")
     for name in ("00000", "00001", "00002"):
         given, found = (pq.read_table(folder / part / f"{name}.parquet") for part in ("in", "out"))
-        assert found.column_names == ["uid", "score", "parts", "truncated", "error"]
+        columns = ["uid", "score", "parts", "truncated", "error", "words", "non_latin"]
+        assert found.column_names == columns
         assert found["uid"] == given["uid"]
         scores = metric.score(given["caption"].to_pylist(), given["image"].to_pylist()).scores
         assert found["score"].to_pylist() == pytest.approx(scores, abs=1e-6) and len(set(scores)) == 10

@@ -468,7 +468,10 @@ def write_positives(folder: Path, positives: Sequence[tuple[Any, ...]], settings
 def score_shards(source: Path, target: Path, scorer: Any, *, workers: int, progress: Any = None) -> list[Any]:
     """What became of each shard of a folder, by processes of Ray: a `ShardResult`, or what has a `reason`."""
     shards = plan_shards([f"{source}/*.parquet"], str(target))
-    return list(score_planned_shards(shards, scorer, {"progress": progress}, workers=workers))
+    results: list[Any] = []
+    for outcome in score_planned_shards(shards, [scorer], {"progress": progress}, workers=workers):
+        results += outcome if isinstance(outcome, list) else [outcome]
+    return results
 
 
 # judgements

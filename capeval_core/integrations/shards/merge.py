@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from os import PathLike
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from capeval_core.errors import Problems, file_error, noting, wrong_option
+from capeval_core.integrations.shards.duplicates import duplicates_on_disk, have_keys
 from capeval_core.integrations.shards.outputs import (
     MERGED_NOTE,
     opened,
@@ -23,6 +26,7 @@ def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> in
     """Join the outputs of all shards in a folder into one Parquet table, and return its number of rows.
 
     Shards come in the order of their names. Uids that come twice stay twice: `check_shards` names them.
+    Of outputs with keys of images it has a column `duplicate`: whether an earlier row has the picture.
     target: the Parquet file to write, outside of the folder; a merged table that is there is replaced.
     """
     outputs = outputs_in(folder)
@@ -35,10 +39,21 @@ def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> in
     note: dict[str, Any] = {"signature": _common_signature(outputs), "shards": len(outputs), "rows": 0}
     with opened(outputs[0]) as parquet:
         schema = parquet.schema_arrow.remove_metadata()
-    with written(table, schema, note, MERGED_NOTE) as merged:
+    with ExitStack() as stack:
+        marks = None
+        merged_schema = schema
+        if have_keys(outputs):
+            marks = stack.enter_context(duplicates_on_disk(outputs))
+            merged_schema = schema.append(pa.field("duplicate", pa.bool_()))
+        merged = stack.enter_context(written(table, merged_schema, note, MERGED_NOTE))
         for output in outputs:
             for batch in read_batches(output):
-                merged.write_table(pa.Table.from_batches([batch]).cast(schema))
+                rows_of_batch = pa.Table.from_batches([batch]).cast(schema)
+                if marks is not None:
+                    start = note["rows"]
+                    column = pa.array(np.asarray(marks[start : start + len(batch)]))
+                    rows_of_batch = rows_of_batch.append_column(merged_schema.field("duplicate"), column)
+                merged.write_table(rows_of_batch)
                 note["rows"] += len(batch)
     rows: int = note["rows"]
     return rows

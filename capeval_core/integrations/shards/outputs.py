@@ -23,6 +23,12 @@ NOTE = b"capeval_scores"
 """Key of an output's metadata: what its scores depend on, how many there are, and a digest of both."""
 MERGED_NOTE = b"capeval_merged"
 """Key of a merged table's metadata: signature and number of shards."""
+FEATURES_NOTE = b"capeval_features"
+"""Key of the metadata of a table of features: the note of the scores beside them."""
+FEATURES = "features"
+"""The folder, in that of the scores, of tables of features."""
+IMAGE_KEY = "image_key"
+"""The column with the content keys of images."""
 BATCH_ROWS = 65_536
 """Rows of an output, or numbers of a temporary file, that are in memory together."""
 
@@ -112,10 +118,12 @@ def _note_in(place: Place, parquet: pq.ParquetFile, key: bytes) -> dict[str, Any
     return note
 
 
-def read_batches(place: Place, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+def read_batches(
+    place: Place, columns: Sequence[str] | None = None, key: bytes = NOTE
+) -> Iterator[pa.RecordBatch]:
     """The rows of an output in order, some at a time; DamagedError where not all that were written come."""
     with opened(place) as parquet:
-        yield from _batches(place, parquet, _note_in(place, parquet, NOTE), columns)
+        yield from _batches(place, parquet, _note_in(place, parquet, key), columns)
 
 
 def _batches(

@@ -12,17 +12,30 @@ from pathlib import Path
 from typing import Any
 
 from capeval_core.errors import Problem, Problems, file_error, noting, warn, wrong_option
-from capeval_core.integrations.shards.outputs import DamagedError, read_note
+from capeval_core.integrations.shards.outputs import NOTE, DamagedError, read_note
 from capeval_core.integrations.shards.places import Place, files_in
 from capeval_core.integrations.shards.readers import FORMATS, is_format, stem_of
 from capeval_core.integrations.shards.scorer import BatchScorer
 
-PlannedShard = tuple[str, str]
-"""Addresses of a shard and of the file for its scores."""
+PlannedShard = tuple[str, tuple[str, ...]]
+"""Addresses of a shard, and of the file for its scores by each metric."""
 
 
-def plan_shards(inputs: Sequence[str], output: str) -> list[PlannedShard]:
-    """The shards that paths, folders and patterns mean, by name, each with its target."""
+def plan_shards(inputs: Sequence[str], output: str, metrics: Sequence[str] = ("",)) -> list[PlannedShard]:
+    """The shards that paths, folders and patterns mean, by name, each with its targets.
+
+    metrics: the folders in `output` of several metrics.
+    """
+    folders = [f"{output.rstrip('/')}/{metric}" if metric else output for metric in metrics]
+    plans = [_planned(inputs, folder) for folder in folders]
+    shards: list[PlannedShard] = []
+    for pairs in zip(*plans, strict=True):
+        shards.append((pairs[0][0], tuple(target for _, target in pairs)))
+    return shards
+
+
+def _planned(inputs: Sequence[str], output: str) -> list[tuple[str, str]]:
+    """Sources and targets in one folder, by the target's name."""
     folder = Place.of("output", output)
     problems = Problems()
     if folder.is_local and Path(folder.path).is_file():
@@ -137,30 +150,49 @@ def is_same(target: Place, note: Mapping[str, Any], settings: Mapping[str, Any])
     return not differences
 
 
-def note_of_target(target: Place) -> dict[str, Any] | None:
+def note_of_target(target: Place, key: bytes = NOTE) -> dict[str, Any] | None:
     """The note of a target that is there and whole; a damaged one is warned of."""
     with target.reading():
         exists = target.filesystem.exists(target.path)
     if not exists:
         return None
     try:
-        return read_note(target, verify_rows=True)
+        return read_note(target, key, verify_rows=True)
     except DamagedError as error:
         warn(f"{target.address} {error.problems[0].text}: it is made again")
         return None
 
 
 def refuse_other_scores(
-    shards: Sequence[PlannedShard], output: str, settings: Mapping[str, Any], images: str | None
+    shards: Sequence[PlannedShard], settings: Sequence[Mapping[str, Any]], images: str | None
 ) -> int:
-    """The number of existing targets; FileError for those of other settings, or of something else."""
-    names = {file.name for file in files_in(Place.of("output", output))}
-    written = [shard for shard in shards if shard[1].rpartition("/")[2] in names]
+    """The number of shards with all targets; FileError for those of other settings, or of something else.
 
-    def problems_of(shard: PlannedShard) -> Problems:
+    settings: of each metric.
+    """
+    problems = Problems()
+    finished = len(shards)
+    for number, settings_of_metric in enumerate(settings):
+        pairs = [(source, targets[number]) for source, targets in shards]
+        with noting(problems):
+            finished = min(finished, _refuse_other_scores(pairs, settings_of_metric, images))
+    problems.raise_if_any()
+    return finished
+
+
+def _refuse_other_scores(
+    pairs: Sequence[tuple[str, str]], settings: Mapping[str, Any], images: str | None
+) -> int:
+    """The number of existing targets of one metric."""
+    if not pairs:
+        return 0
+    names = {file.name for file in files_in(Place.of("output", pairs[0][1]).parent)}
+    written = [pair for pair in pairs if pair[1].rpartition("/")[2] in names]
+
+    def problems_of(pair: tuple[str, str]) -> Problems:
         problems = Problems()
-        target = Place.of("output", shard[1])
-        folder = Place.of("input", shard[0]).parent if images is None else Place.of("images", images)
+        target = Place.of("output", pair[1])
+        folder = Place.of("input", pair[0]).parent if images is None else Place.of("images", images)
         with noting(problems), suppress(DamagedError):  # which is scored again
             is_same(target, read_note(target), {**settings, "images": folder.identity})
         return problems

@@ -9,6 +9,7 @@ import re
 import tarfile
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
@@ -115,6 +116,34 @@ def several_columns(role: str, present_names: Iterable[str]) -> str:
 # shards
 
 
+@dataclass
+class RowFaults:
+    """Reasons why a row cannot be scored, by the role that they concern: a metric may need only some.
+
+    record: of all roles. differing: columns of a role that hold different values. missing: roles without a
+    column, and `others` names the columns that there are. unread: of its image.
+    """
+
+    record: str | None
+    differing: dict[str, list[str]] = field(default_factory=dict)
+    missing: Sequence[str] = ()
+    others: str = ""
+    unread: dict[str, str] = field(default_factory=dict)
+
+    def error(self, roles: Sequence[str]) -> str | None:
+        """The error of the row for a metric that needs these roles; None where it can be scored."""
+        for role in roles:
+            if role in self.unread:
+                return self.unread[role]
+        if self.record is not None:
+            return self.record
+        differing = [text for role in roles for text in self.differing.get(role, [])]
+        if differing:
+            return _valid("; ".join(differing))
+        missing = [role for role in self.missing if role in roles or role == "uid"]
+        return _valid(f"no {' and no '.join(missing)}, {self.others}") if missing else None
+
+
 def stem_of(name: str) -> str:
     """The name of a shard without its format: `train.00001` of `train.00001.tar.gz`."""
     return re.sub(r"\.[^.]+(\.(gz|bz2|xz))?$", "", name, flags=re.IGNORECASE)
@@ -123,8 +152,8 @@ def stem_of(name: str) -> str:
 class Shard:
     """A shard on a local disk, whose rows come a window at a time, with images as they are stored.
 
-    used: the names of the columns that were read, by role. unread: those of the first rows that were not.
-    looked_up: whether an image was looked up in the folder `images`.
+    needed: the roles of all metrics. used: the names of the columns that were read, by role. looked_up:
+    whether an image was looked up in the folder `images`.
     """
 
     def __init__(
@@ -146,9 +175,13 @@ class Shard:
         # For the names of a record, once for all records of the same columns.
         self.find = cache(lambda *names: find_columns(names, ["uid", *needed], columns))
 
-    @property
-    def unread(self) -> list[str]:
-        used = {name for names in self.used.values() for name in names}
+    def used_by(self, roles: Sequence[str]) -> dict[str, list[str]]:
+        """Names of the columns that were read for a metric, by its roles and `uid`."""
+        return {role: list(names) for role, names in self.used.items() if role in ("uid", *roles)}
+
+    def unread_by(self, roles: Sequence[str]) -> list[str]:
+        """Names of columns of the first rows that were not read for a metric."""
+        used = set(chain.from_iterable(self.used_by(roles).values()))
         return [name for name in self._names if name not in used and name != _JSON]
 
     @property
@@ -158,7 +191,7 @@ class Shard:
         return round(records * self._rows_in_windows / max(1, self._records_in_windows))
 
     def windows(self, most: int) -> Iterator[dict[str, list[Any]]]:
-        """Columns of consecutive rows: `uid`, `error`, those needed; FileError for the first rows now.
+        """Columns of consecutive rows: `uid`, `faults`, those needed; FileError for the first rows now.
 
         `outside` says of a row that its image is a file outside of the shard.
         """
@@ -190,7 +223,8 @@ class Shard:
             problems += column_problems(missing, self.columns, self._names)
             if problems:
                 problems[-1] += _dots(records[0])
-        problems += dict.fromkeys(chain.from_iterable(map(self._differing, records)))
+        differing = [self._differing(record) for record in records]
+        problems += dict.fromkeys(chain.from_iterable(chain.from_iterable(map(dict.values, differing))))
         captions = [record[name] for record in records for name in self.find(*record)["caption"][:1]]
         if captions and not any(_is_text(caption) for caption in captions):
             problems.append(f"no text as caption, only {described(captions[0])}")
@@ -227,16 +261,16 @@ class Shard:
             names = [name for name in names if record[name] is not None] or names
         return names[0] if names else None
 
-    def _differing(self, record: Record) -> list[str]:
-        """Columns of a record that may hold the same text or picture, and do not."""
-        problems = []
+    def _differing(self, record: Record) -> dict[str, list[str]]:
+        """By role, columns of a record that may hold the same text or picture, and do not."""
+        problems: dict[str, list[str]] = {}
         for role, columns in self.find(*record).items():
             if role == "uid":
                 continue
             values = [_comparable(role, record[name]) for name in columns]
             values = [value for value in values if value is not None]
             if any(value != values[0] for value in values):
-                problems.append(several_columns(role, columns))
+                problems[role] = [several_columns(role, columns)]
         return problems
 
     def uids(self) -> Iterator[list[str]]:
@@ -279,13 +313,15 @@ class Shard:
                 missing.append(role)
         if self.visual in row:
             row[self.visual] = _single(row[self.visual])
-        error = record.get(_ERROR) or "; ".join(self._differing(record))
-        if missing and not error:
+        error = record.get(_ERROR)
+        faults = RowFaults(_valid(str(error)) if error else None, self._differing(record))
+        if missing:
             names = ", ".join(name for name in record if name not in (_KEY, _ERROR))
-            error = f"no {' and no '.join(missing)}, only {names or 'a uid'}{_dots(record)}"
+            faults.missing = missing
+            faults.others = f"only {names or 'a uid'}{_dots(record)}"
         uid = f"{stem_of(self.source.name)}/{position}" if row["uid"] is None else row["uid"]
         row["uid"] = _valid(str(uid))
-        row["error"] = _valid(str(error)) if error else None
+        row["faults"] = faults
         captions = row["caption"]
         if not isinstance(captions, list) or not captions:
             return [row]
@@ -294,7 +330,7 @@ class Shard:
     def _looked_up(self, rows: Sequence[Record]) -> dict[str, list[Any]]:
         """Columns of rows; images are paths in their folder, or bytes from a store; addresses stay."""
         columns: dict[str, list[Any]] = {}
-        for role in ("uid", *self.needed, "error"):
+        for role in ("uid", *self.needed, "faults"):
             columns[role] = [row[role] for row in rows]
         columns["outside"] = [False] * len(rows)
         visuals = columns.get(self.visual, [])
@@ -319,7 +355,10 @@ class Shard:
                     visuals[i] = {"bytes": content, "path": path}
                 else:
                     visuals[i] = None
-                    columns["error"][i] = f"{self.visual}: cannot read {path!r} ({reason_of(content)})"
+                    reason = f"{self.visual}: cannot read {path!r} ({reason_of(content)})"
+                    # Rows of one record share its faults.
+                    faults = columns["faults"][i]
+                    columns["faults"][i] = replace(faults, unread={self.visual: reason})
         return columns
 
 

@@ -17,7 +17,7 @@ from capeval_core.errors import wrong_option
 from capeval_core.integrations.shards.failures import FailureCounts
 from capeval_core.integrations.shards.places import Place
 from capeval_core.integrations.shards.plan import PlannedShard
-from capeval_core.integrations.shards.score import ShardResult, score_shard
+from capeval_core.integrations.shards.score import ShardResult, score_by_metrics
 from capeval_core.integrations.shards.scorer import BatchScorer
 from capeval_core.models.device import cuda_is_lost
 from capeval_core.project import __version__
@@ -41,20 +41,21 @@ class FailedShard:
     process_unfit: bool = False
 
 
-Outcome = ShardResult | FailedShard
+Outcome = Sequence[ShardResult] | FailedShard
+"""The outcome of a shard: a result by each metric."""
 
 
-def score_one(shard: PlannedShard, scorer: BatchScorer, settings: Mapping[str, Any]) -> Outcome:
+def score_one(shard: PlannedShard, scorers: Sequence[BatchScorer], settings: Mapping[str, Any]) -> Outcome:
     """Score a shard by some of `score_shard`'s keywords; what is wrong with it alone costs no other one."""
-    source, target = shard
+    source, targets = shard
     try:
-        return score_shard(source, target, scorer, **settings)
+        return score_by_metrics(source, list(zip(targets, scorers, strict=True)), **settings)
     except (WeightsError, OSError) as error:
         # Without weights, or where no target can be written, no other shard has scores either.
         return FailedShard(source, _reason(error), ends_run=True)
     except RuntimeError as error:  # of a device, or of a metric's own code
         reason = f"{type(error).__name__}: {error}"
-        ends_run = cuda_is_lost(scorer.options.device)
+        ends_run = any(cuda_is_lost(scorer.options.device) for scorer in scorers)
         return FailedShard(source, reason, ends_run=ends_run, process_unfit=True)
     except (MemoryError, TypeError, ValueError) as error:
         return FailedShard(source, _reason(error))
@@ -67,7 +68,7 @@ def _reason(error: Exception) -> str:
 
 def score_shards(
     shards: Sequence[PlannedShard],
-    scorer: BatchScorer,
+    scorers: Sequence[BatchScorer],
     settings: Mapping[str, Any],
     *,
     workers: int,
@@ -83,7 +84,7 @@ def score_shards(
         restarts: dict[str, Any] = {"max_restarts": -1, "max_task_retries": _MAX_CRASHES - 1}
         actor: Any = ray.remote(num_cpus=1, num_gpus=gpus_of_worker, **restarts)(_ShardWorker)
         sharing = workers if address is None else 0
-        started = [actor.remote(scorer, settings, sharing) for _ in shards[:workers]]
+        started = [actor.remote(scorers, settings, sharing) for _ in shards[:workers]]
         tasks = {worker.__ray_ready__.remote(): (worker, None) for worker in started}
         # A worker for which a cluster has no place stays without a shard, and is not waited for.
         while waiting or any(shard is not None for _, shard in tasks.values()):
@@ -121,16 +122,16 @@ def _outcome_of(task: Any, shard: PlannedShard | None) -> Outcome | None:
 class _ShardWorker:
     """An actor that scores shards."""
 
-    def __init__(self, scorer: BatchScorer, settings: Mapping[str, Any], sharing: int) -> None:
+    def __init__(self, scorers: Sequence[BatchScorer], settings: Mapping[str, Any], sharing: int) -> None:
         import torch
 
-        self.scorer = scorer
+        self.scorers = scorers
         self.settings = settings
         if sharing:  # workers on this machine, which divide its CPUs
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // sharing))
 
     def score(self, shard: PlannedShard) -> Outcome:
-        return score_one(shard, self.scorer, self.settings)
+        return score_one(shard, self.scorers, self.settings)
 
 
 @contextmanager

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from capeval_core.cache import FeatureCache
 from capeval_core.errors import ProblemsError, described, naming, place, wrong_option
 from capeval_core.inputs.samples import Samples, argument_of, medium_of
+from capeval_core.integrations.shards.visuals import SharedVisuals
+from capeval_core.matching.cosine import unit
 from capeval_core.metric import CaptionMetric, CommonOptions
 from capeval_core.registry import metric_class
 from capeval_core.result import parts_of
 from capeval_core.rows import canonical
+from capeval_core.scores.pac import ClipCosine
 
 Columns = Mapping[str, Sequence[Any]]
 """Rows by column: as many values of each name."""
@@ -25,7 +29,27 @@ _COLUMN_OF = {"captions": "caption", "images": "image", "videos": "video"}
 _ROW_END = "\n"
 """The mark between the number of a row and the place of a problem within it."""
 _IMAGE_BYTES = 32 << 20  # of the cache of a scorer: most images of a collection come once
-_TEXT_BYTES = 8 << 20
+_TEXT_BYTES = 16 << 20  # a window's texts, which other metrics and `features` read again
+
+
+def new_cache() -> FeatureCache:
+    """A cache for the features of the shard that is being scored."""
+    return FeatureCache(_IMAGE_BYTES, text_bytes=_TEXT_BYTES)
+
+
+@dataclass(frozen=True)
+class ScoredRows:
+    """Scores of the rows of a batch.
+
+    columns: `score`, `parts`, `truncated` and `error`, None where there is none. keys: content keys of their
+    images or videos, None without a score. samples, positions: what was encoded, and of which
+    rows.
+    """
+
+    columns: dict[str, list[Any]]
+    keys: list[str | None]
+    samples: Samples | None
+    positions: list[int]
 
 
 class BatchScorer:
@@ -83,10 +107,13 @@ class BatchScorer:
         """Everything that a score depends on besides its row."""
         return self.metric.signature()
 
-    def forget(self) -> None:
-        """Forget features in memory: their last bits depend on the batch, and few would come again."""
+    def forget(self, cache: FeatureCache | None = None) -> None:
+        """Forget features in memory: their last bits depend on the batch, and few would come again.
+
+        cache: a new one that several scorers share.
+        """
         if self._metric is not None and self.options.cache is None:
-            self._metric.run["cache"] = FeatureCache(_IMAGE_BYTES, text_bytes=_TEXT_BYTES)
+            self._metric.run["cache"] = new_cache() if cache is None else cache
 
     def schema(self) -> pa.Schema:
         """The columns of the output; `parts` has a field per component of the metric, a number or a list."""
@@ -117,26 +144,76 @@ class BatchScorer:
         that is a text is why a row is not scored. Others are ignored. progress: called with a number of rows
         whenever so many more are encoded.
         """
+        return self.scored(batch, progress=progress).columns
+
+    def scored(
+        self,
+        batch: Columns,
+        *,
+        visuals: SharedVisuals | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> ScoredRows:
+        """The rows of a batch as `score_batch` has them, with keys and samples.
+
+        visuals: of these rows, shared with other scorers.
+        """
         columns = {name: list(batch[name]) for name in self.columns}
         count = len(columns["caption"])
         errors = [_error_text(error) for error in batch.get("error", [None] * count)]
         scores: list[Any] = [None] * count
         parts: list[Any] = [None] * count
         truncated = [0] * count
+        keys: list[str | None] = [None] * count
         samples, positions = self._checked(columns, errors)
         if samples is not None:
+            if visuals is not None and self._visual is not None:
+                values = [columns[self._visual][position] for position in positions]
+                samples = replace(samples, images=visuals.of(values, samples.images, self.options))
             table = canonical(self.metric.encode_all(samples, on_rows=progress))
             for image in samples.images:
                 self.traits.update(image.source.traits)
             result = self.metric.combine(table)
             token_ids = table["truncated"].to_pylist()
+            groups = table["group"].to_pylist()
             for i, position in enumerate(positions):
                 truncated[position] = token_ids[i]
                 errors[position] = result.errors.get(i)
                 if errors[position] is None:
+                    keys[position] = groups[i]
                     scores[position] = result.scores[i]
                     parts[position] = {name: part[i] for name, part in result.parts.items()} or None
-        return {"score": scores, "parts": parts, "truncated": truncated, "error": errors}
+        scored = {"score": scores, "parts": parts, "truncated": truncated, "error": errors}
+        return ScoredRows(scored, keys, samples, positions)
+
+    @property
+    def has_features(self) -> bool:
+        """Whether a feature of the image and one of the caption make the score, as in CLIP-S."""
+        return issubclass(self.metric_class, ClipCosine)
+
+    @property
+    def dimension(self) -> int:
+        """The length of a feature."""
+        return int(self.metric.encoder.dimension)
+
+    def features(self, rows: ScoredRows) -> tuple[NDArray[np.float16], NDArray[np.float16]]:
+        """(n, d) features of the images and of the captions of rows, of length 1; NaN where there are none.
+
+        The cache has them from the scores of these rows, so that nothing is encoded again.
+        """
+        metric = self.metric
+        assert isinstance(metric, ClipCosine)
+        shape = (len(rows.keys), self.dimension)
+        images = np.full(shape, np.nan, np.float16)
+        texts = np.full(shape, np.nan, np.float16)
+        if rows.samples is None:
+            return images, texts
+        texts[rows.positions] = unit(metric.text_features(rows.samples.captions).features)
+        start = 0
+        for part in metric.image_features(rows.samples.images):
+            positions = rows.positions[start : start + len(part.keys)]
+            images[positions] = unit(part.features)
+            start += len(part.keys)
+        return images, texts
 
     def _checked(
         self, columns: Mapping[str, list[Any]], errors: list[str | None]
