@@ -52,8 +52,8 @@ def read(arguments: argparse.Namespace) -> datasets.Dataset:
         columns.append(arguments.image)
     missing = [name for name in columns if name not in pairs.column_names]
     if missing:
-        columns_of_set = ", ".join(pairs.column_names)
-        raise SystemExit(f"{arguments.dataset} has no column {missing[0]!r}, only {columns_of_set}: name yours")
+        names = ", ".join(pairs.column_names)
+        raise SystemExit(f"{arguments.dataset} has no column {missing[0]!r}, only {names}: name yours")
     if arguments.image is not None:
         pairs = pairs.cast_column(arguments.image, datasets.Image(decode=False))
     return pairs
