@@ -311,7 +311,8 @@ class Result:
         """`compare` for another system of one run, whose signature may differ in the number of references."""
         first = self._clusters("compare()")
         second = other._clusters("compare()")
-        return statistics.paired_comparison(first, second, level=level)
+        comparison = statistics.paired_comparison(first, second, level=level)
+        return replace(comparison, higher_is_better=self.higher_is_better)
 
     def explain(self, index: int) -> Mapping[str, Any]:
         """The evidence of the score of caption `index`; a ValueError if it was not kept, or an IndexError."""

@@ -73,6 +73,7 @@ class Comparison:
     images: (or videos, by `visual`) that both have a score on. left_out: those without one in one of them.
     by_image: the same with each image counted once, where means over captions weigh images differently, as
         one system has more captions of some; else None.
+    higher_is_better: whether a higher score is a better one, for the verdict.
     """
 
     means: tuple[float, float]
@@ -83,6 +84,7 @@ class Comparison:
     left_out: int
     visual: str = "image"
     by_image: Comparison | None = None
+    higher_is_better: bool = True
 
     @property
     def test(self) -> str:
@@ -94,6 +96,8 @@ class Comparison:
         level = f"{100 * self.interval.level:.12g}%"
         if self.interval.low > 0 or self.interval.high < 0:
             than = "higher" if self.difference > 0 else "lower"
+            if not self.higher_is_better:
+                than += ", which is worse" if self.difference > 0 else ", which is better"
             return f"the first system scores {than}: 0 lies outside the {level} interval"
         return f"no difference shown: 0 lies within the {level} interval"
 

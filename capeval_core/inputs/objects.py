@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from capeval_core.inputs.columns import FileOptions, TextFile
 from capeval_core.inputs.records import KEY, VALUE, Records
 from capeval_core.inputs.texts import read_texts, texts_of
 
+_COLUMN = "objects"
 NOTHING = "nothing"
 """A reference that names no object, of an image without any."""
 
@@ -28,7 +30,19 @@ def read_objects(path: str | os.PathLike[str], problems: Problems, options: File
         if isinstance(content, dict) and isinstance(content.get("categories"), list):
             records = Records(place, "instances of images", _instances(place, content))
             return texts_of(records, "references", options, problems, several=True, joins_words=False)
-    return read_texts(path, "references", problems, options, joins_words=False)
+    return read_texts(path, "references", problems, options, joins_words=False, prepare=_of_objects)
+
+
+def _of_objects(records: Records, options: FileOptions) -> tuple[Records, FileOptions]:
+    """Records of lists of objects, which may be empty, and the column that has them."""
+    # An image without objects is an answer, while an image without references is a gap.
+    for row in records.rows:
+        for name, value in row.items():
+            if value == [] and name in (VALUE, _COLUMN):
+                row[name] = [NOTHING]
+    if options.reference_column is None and _COLUMN in records.fields:
+        options = replace(options, reference_column=_COLUMN)
+    return records, options
 
 
 def _instances(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:

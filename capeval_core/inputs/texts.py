@@ -7,7 +7,7 @@ a chat model. What is wrong with single records is noted; a form that has two re
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
@@ -46,10 +46,12 @@ def read_texts(
     wide: bool = False,
     one_split: bool | None = None,
     joins_words: bool = True,
+    prepare: Callable[[Records, FileOptions], tuple[Records, FileOptions]] | None = None,
 ) -> TextFile:
     """The texts of a file of candidates (`caption`) or of `references`.
 
-    joins_words: whether a list of single words may be one caption. wide: of pools, one row may hold all
+    joins_words: whether a list of single words may be one caption. prepare: what changes records, and how
+    they are read, before texts are looked for in them. wide: of pools, one row may hold all
     captions of an image. one_split: whether the user has to choose one where there are several, as of
     candidates. What is wrong with single records is noted as problems; FileError where the file cannot be
     read, or can be read in two ways.
@@ -57,6 +59,8 @@ def read_texts(
     options = options or FileOptions()
     problem_count = len(problems)  # the list is shared by all files of a collection
     everything = read_records(path, role, problems, _expected(options), wide=wide)
+    if prepare is not None:
+        everything, options = prepare(everything, options)
     splits = splits_of(everything)
     if one_split is None:
         one_split = role == "caption"

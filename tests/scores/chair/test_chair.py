@@ -285,3 +285,28 @@ def test_names_of_a_list_are_compared_without_case_and_blanks(tmp_path: Path) ->
     )
     assert result.parts["objects"] == [["Dog"], ["Dog"]]
     assert result.parts["mentions"] == [[], []], "captions are read in lower case, as the original does"
+
+
+@pytest.mark.parametrize("form", ["by id", "list", "lines"])
+def test_an_image_without_objects_is_an_empty_list(form: str, synonyms: str, tmp_path: Path) -> None:
+    captions, objects, out = (tmp_path / name for name in ("c.json", "objects.json", "out.json"))
+    captions.write_text(json.dumps({"1": "a dog", "2": "a cat"}))
+    records = [{"image_id": 1, "objects": ["dog"]}, {"image_id": 2, "objects": []}]
+    content = json.dumps({"1": ["dog"], "2": []} if form == "by id" else records)
+    if form == "lines":
+        objects = tmp_path / "objects.jsonl"
+        content = "\n".join(map(json.dumps, records))
+    objects.write_text(content)
+    files = ["--candidates", captions, "--synonyms", synonyms, "--objects", objects, "--json", out]
+    assert capeval("score", "chair", *files) == 0
+    assert json.loads(out.read_text())["parts"]["hallucinated"] == [[], ["cat"]]
+    objects.write_text(content.replace("[]", "null"))
+    assert capeval("score", "chair", *files) == 2
+
+
+def test_the_verdict_says_that_lower_is_better(synonyms: str) -> None:
+    metric = capeval_core.load("chair", synonyms=synonyms)
+    objects = [["dog"], ["cat"], ["bus"], ["person"], ["dog"], ["cat"]]
+    true = metric.score(["a dog", "a cat", "a bus", "a man", "a dog", "a cat"], range(6), objects)
+    false = metric.score(["a cat", "a dog", "a man", "a bus", "a cat and a dog", "a dog"], range(6), objects)
+    assert "worse" in false.compare(true).verdict and "better" in true.compare(false).verdict
