@@ -12,6 +12,7 @@
 
 # %%
 import argparse
+import os
 import tempfile
 
 import numpy as np
@@ -41,6 +42,8 @@ parser = argparse.ArgumentParser(
 parser.add_argument("--scenes", type=int, default=2000, help="images to learn from")
 parser.add_argument("--steps", type=int, default=1000, help="of 16 images each")
 parser.add_argument("--evaluations", type=int, default=5, help="how often to score the captions")
+parser.add_argument("--report-to", nargs="*", default=[], help="trackers: tensorboard, wandb, trackio")
+parser.add_argument("--logs", help="folder of TensorBoard's curves and tables")
 # In a notebook the defaults hold; its kernel has arguments of its own.
 arguments, _ = parser.parse_known_args()
 set_seed(0)
@@ -123,7 +126,8 @@ print(f"{model.num_parameters():,} parameters, {len(tokenizer)} words")
 #
 # `CaptionMetrics` is all that has to be added to a training. It is given the images and references of the
 # evaluation set, row by row; it decodes what the captioner generates and scores it. Images and references
-# are encoded at the first evaluation only.
+# are encoded at the first evaluation only. With the captions that the captioner learns it also counts which
+# of them it repeats.
 #
 # `weights="tiny"` is a small metric model that ships with the package and knows drawn scenes, nothing else.
 
@@ -134,8 +138,11 @@ metrics = CaptionMetrics(
     references=held_out.references,
     metrics=["pacs", "refpacs"],
     weights="tiny",
+    training_captions=[texts[0] for texts in train.references],
 )
 folder = tempfile.TemporaryDirectory()
+if arguments.logs is not None:
+    os.environ["TENSORBOARD_LOGGING_DIR"] = arguments.logs  # where transformers looks for it
 trainer = Seq2SeqTrainer(
     model=model,
     args=Seq2SeqTrainingArguments(
@@ -154,7 +161,7 @@ trainer = Seq2SeqTrainer(
         dataloader_pin_memory=torch.cuda.is_available(),
         logging_strategy="no",
         disable_tqdm=True,
-        report_to=[],
+        report_to=arguments.report_to,
     ),
     train_dataset=train,
     eval_dataset=held_out,
@@ -162,8 +169,15 @@ trainer = Seq2SeqTrainer(
     processing_class=tokenizer,
     compute_metrics=metrics,
 )
+metrics.watch(trainer)
 
 # %% [markdown]
+# `watch` adds to the Trainer's log whether an evaluation is better than the one before, intervals and the
+# diversity of the captions; trackers also get a table of the worst, best and most changed captions:
+#
+#     python -m examples.train_captioner --report-to tensorboard --logs logs
+#     tensorboard --logdir logs
+#
 # ## Learning
 #
 # First the captioner that has learnt nothing, as a floor; and true captions, as a ceiling.
@@ -179,6 +193,15 @@ class Report(transformers.TrainerCallback):
             f"PAC-S {metrics['eval_pac_s']:.3f}   RefPAC-S {metrics['eval_refpac_s']:.3f}"
         )
 
+    def on_log(self, args, state, control, logs, **_):
+        if "eval_distinct_2" in logs:
+            change = ""
+            if "eval_pac_s_difference" in logs:
+                low, high = logs["eval_pac_s_difference_low"], logs["eval_pac_s_difference_high"]
+                change = f"PAC-S {logs['eval_pac_s_difference']:+.3f} ({low:+.3f} to {high:+.3f}), "
+                change += f"p = {logs['eval_pac_s_difference_p']:.2g}; "
+            print(f"            {change}{logs['eval_captions_distinct']:.0%} of captions are distinct")
+
 
 trainer.remove_callback(transformers.PrinterCallback)
 trainer.add_callback(Report())
@@ -192,10 +215,10 @@ trainer.train()
 # %% [markdown]
 # ## Looking at captions
 #
-# The means are not all: `metrics.captions` and `metrics.results` keep the last evaluation caption by
-# caption, with a confidence interval and the signature that belongs in a report. We go back to the best
-# checkpoint for it, with `from_pretrained`: `load_best_model_at_end=True` of transformers 5.23 leaves the
-# weights of a ViT inside a VisionEncoderDecoderModel as they are after the last step.
+# The means are not all: `metrics.results` keeps each evaluation caption by caption, with a confidence
+# interval and the signature that belongs in a report; `metrics.compare` tests one against another. We go back
+# to the best checkpoint for it, with `from_pretrained`: `load_best_model_at_end=True` of transformers 5.23
+# leaves the weights of a ViT inside a VisionEncoderDecoderModel as they are after the last step.
 
 # %%
 trainer.model = VisionEncoderDecoderModel.from_pretrained(trainer.state.best_model_checkpoint)
@@ -207,6 +230,7 @@ for row in [*order[:3], *order[-3:]]:
 interval = pacs.interval()
 print(f"PAC-S {pacs.mean:.3f}, 95% interval {interval.low:.3f} to {interval.high:.3f}")
 print(pacs.signature)
+print(f"the best checkpoint against the first evaluation: {metrics.compare(-1, 0)['pacs']}")
 folder.cleanup()
 
 # %% [markdown]
@@ -214,8 +238,9 @@ folder.cleanup()
 #
 # - `CaptionMetrics(processor, images=dataset["image"], references=dataset["captions"])`: leave out `weights`,
 #   so that PAC-S has its published ones, and pass the processor of your model, as `AutoProcessor` gives it.
-# - The evaluation set and `images` must have the same order. Several evaluation sets need one
-#   `CaptionMetrics` each.
+# - The evaluation set and `images` must have the same order. Of several evaluation sets pass dicts:
+#   `eval_dataset={"coco": ..., "nocaps": ...}`, `images={"coco": ..., "nocaps": ...}`, and so on.
+# - A chat captioner generates the question again: `CaptionMetrics(Answers(processor), ...)` cuts it off.
 # - `batch_eval_metrics=True` saves memory where the evaluation set is large; nothing else changes.
 # - On several GPUs, start it with `torchrun`: each process scores its share.
 # - PAC-S with published weights lies between 0.7 and 0.9 for good captioners: compare with the table in the

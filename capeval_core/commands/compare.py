@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 from capeval_core.commands.common import check_page
 from capeval_core.commands.terminal import complain, parser_of
@@ -20,7 +21,17 @@ from capeval_core.errors import Problems, counted, did_you_mean, signed
 from capeval_core.inputs.joining import Folder
 from capeval_core.registry import metric_of, titles_of_parts
 from capeval_core.reports.html import write_report
-from capeval_core.reports.tables import Cell, System, Systems, Table, cells_table, long_table, stacked_table
+from capeval_core.reports.tables import (
+    Cell,
+    System,
+    Systems,
+    Table,
+    captions_table,
+    cells_table,
+    long_table,
+    stacked_table,
+    with_groups,
+)
 from capeval_core.result import Result, json_text
 from capeval_core.statistics import TEST, Comparison, NoTestError, holm
 
@@ -31,6 +42,7 @@ _BRIEF = ("metric", "key", "mean", "corpus", "interval", "counts", "signature", 
 def run(arguments: list[str]) -> int:
     parser = parser_of("compare", "compare", "comparison")
     flags = parser.read(arguments)
+    check_table(flags)
     check_page(flags.report)
     systems = _read(flags.files)
     if len(systems) == 1:
@@ -237,8 +249,28 @@ def compare_systems(
         correction=correction,
         digits=getattr(flags, "digits", None),
         times_100=getattr(flags, "times_100", False),
+        intervals=_interval_form(flags),
+        caption=getattr(flags, "caption", None),
+        label=getattr(flags, "label", None),
     )
     return replace(compared, messages=_messages(compared))
+
+
+def check_table(flags: Any) -> None:
+    """Refuse flags of tables that contradict each other, or that no table would show."""
+    if flags.pm and flags.no_intervals:
+        raise ValueError("--pm shows intervals and --no-intervals hides them: pass one of them")
+    for name in ("caption", "label"):
+        if getattr(flags, name) is not None and flags.format != "latex":
+            raise ValueError(f"--{name} is of a table in LaTeX: pass --format latex, too")
+    if flags.label is not None and not re.fullmatch(r"[^\s\\{}%#~^&$,]+", flags.label):
+        raise ValueError(f"--label {flags.label!r} cannot be referred to: use letters, digits, : and -")
+
+
+def _interval_form(flags: Any) -> Literal["range", "±", "none"]:
+    if getattr(flags, "no_intervals", False):
+        return "none"
+    return "±" if getattr(flags, "pm", False) else "range"
 
 
 def _test(result: Result, base: Result, *, one_run: bool) -> Comparison | str:
@@ -378,14 +410,19 @@ def show(systems: Systems, form: str | None, groups: Groups | None = None) -> st
         return json_text(content if groups is None else {**content, "by": groups.content()}).rstrip("\n")
     if form == "csv":
         return long_table(systems, None if groups is None else groups.by_label).csv().rstrip("\n")
+    if form == "latex":
+        table = cells_table(systems)
+        if groups is not None:
+            table = with_groups(table, groups_table(groups, form))
+        return table.latex().rstrip("\n")
     tables = [(stacked_table if form in (None, "text") else cells_table)(systems)]
     if groups is not None:
         tables.append(groups_table(groups, form))
+    if systems.diversity:
+        tables.append(captions_table(systems))
     if form in (None, "text"):
         return "\n\n".join(table.text() for table in tables)
-    texts = []
-    for table in tables:
-        texts.append(table.markdown() if form == "markdown" else table.latex())
+    texts = [table.markdown() for table in tables]
     return "\n".join(texts).rstrip("\n")
 
 

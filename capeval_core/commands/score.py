@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from capeval_core.commands import common, compare, hub_results, per_caption, terminal
 from capeval_core.errors import Problems, naming, noting
-from capeval_core.inputs.collection import Joined
+from capeval_core.inputs.collection import Joined, read_captions
 from capeval_core.inputs.columns import FileOptions
 from capeval_core.inputs.images import Texts, Visual
 from capeval_core.inputs.notes import Notes
@@ -22,7 +22,8 @@ from capeval_core.inputs.samples import ARGUMENTS, Samples, argument_of, medium_
 from capeval_core.metric import CaptionMetric, CommonOptions, LazyEvidence, Reranker, prepared
 from capeval_core.registry import JAVA_METRICS, every_class, media_of, metric_class
 from capeval_core.replay.bundle import bundle_of
-from capeval_core.reports.tables import Cell, System, Systems
+from capeval_core.reports.diversity import Diversity, diversity
+from capeval_core.reports.tables import Cell, System, Systems, interval_text
 from capeval_core.run import Task, encode_tasks
 from capeval_core.scores.java import check_java
 
@@ -44,11 +45,13 @@ def run(arguments: list[str]) -> int:
     for name in ("explain", "bundle"):
         if getattr(flags, name) is not None and not is_single:
             raise ValueError(f"--{name} is of one system by one metric: score them one by one")
+    compare.check_table(flags)
     common.check_page(flags.report)
     per_caption.check(flags.per_caption)
     evaluation = hub_results.check(flags, names)
     options = _options(metrics, flags)
     _check_files(metrics, options, flags)
+    training_captions = _training_captions(flags.training_captions)
     if flags.explain is not None:
         _make_folder(flags.explain, metrics[0], options[0])
     systems, reused = _score(metrics, options, names, flags)
@@ -56,6 +59,7 @@ def run(arguments: list[str]) -> int:
         captions = sum(len(system.ids) for system in systems) * len(metrics)
         terminal.complain(f"{reused:,} of {captions:,} rows were in {options[0].rows}")
     compared = compare.compare_systems(systems, baseline, flags=flags)
+    compared = replace(compared, diversity=_diversity(systems, training_captions))
     groups = None if flags.group_by is None else compare.Groups.of(flags.group_by, compared)
     first = systems[0]
     cell = first.cells[metrics[0].name]
@@ -100,6 +104,22 @@ def run(arguments: list[str]) -> int:
     return 1
 
 
+def _training_captions(path: Path | None) -> list[str] | None:
+    """The captions of the file that --training-captions names."""
+    if path is None:
+        return None
+    return [text for _, _, text in read_captions(path, None, FileOptions())]
+
+
+def _diversity(systems: Sequence[System], training_captions: Sequence[str] | None) -> dict[str, Diversity]:
+    """The diversity of each system's captions; truncated: by the metric that reads least of them."""
+    diversities = {}
+    for system in systems:
+        truncated = max(cell.result.counts.truncated for cell in system.cells.values())
+        diversities[system.name] = diversity(system.captions, training_captions, truncated=truncated)
+    return diversities
+
+
 def _single_content(system: System, cell: Cell) -> dict[str, Any]:
     """The result of one system by one metric in JSON's types."""
     texts = {"ids": system.ids, "captions": system.captions, "files": system.files}
@@ -114,16 +134,19 @@ def _print_single(compared: Systems, cell: Cell, groups: compare.Groups | None) 
     bounds = f"none: {cell.no_interval}"
     if interval is not None:
         extent = f"({interval.level:.0%}, {interval.images:,} {compared.visual}s)"
-        bounds = f"{compared.number(interval.low)} to {compared.number(interval.high)} {extent}"
+        bounds = f"{interval_text(compared, cell)} {extent}"
     special = f"{counts.failed:,} failed, {counts.truncated:,} truncated, {counts.empty:,} empty"
     if result.unseen:
         special += f"; {result.unseen}"
     column = compared.columns[0]
-    rows = [[column.title, compared.number(result.mean)], ["interval", bounds]]
+    rows = [[column.title, compared.number(result.mean)]]
+    if compared.intervals != "none":
+        rows.append(["interval", bounds])
     for name, value in result.numbers.items():
         if name != result.key:
             rows.append([column.part_titles.get(name, name), compared.number(value)])
     rows.append(["captions", f"{counts.captions:,} ({special})"])
+    rows += [["diversity", str(each)] for each in compared.diversity.values()]
     rows.append(["signature", result.signature])
     terminal.summary(*rows)
     if groups is not None:

@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
-from PIL import Image
 
 from capeval_core.errors import minus, p_in_words, signed
-from capeval_core.inputs.images import ImageError, Upright, image_source
-from capeval_core.inputs.videos import Sampling, video_source
+from capeval_core.inputs.images import ImageError
 from capeval_core.project import __version__
 from capeval_core.reports.explanations import DIGITS, STYLE, Picture, drawing, jpeg, round_ticks, template
-from capeval_core.reports.tables import Cell, MetricFacts, System, Systems
+from capeval_core.reports.tables import Cell, MetricFacts, System, Systems, Table, captions_table
+from capeval_core.reports.thumbnails import FRAMES, thumbnail
 from capeval_core.store import whole_folder
 
 _FILE = "index.html"
@@ -32,9 +31,6 @@ _UNFIT = dict.fromkeys((*range(9), 11, 12, *range(14, 32), *range(127, 160)), "\
 _EXAMPLES = 4  # captions at either end, and by which each of two systems is ahead
 _MIN_BINS = 8
 _MAX_BINS = 48
-_FRAMES = 4  # of a video, side by side
-_THUMBNAIL = 320  # pixels of a picture's longer side
-_FRAME_HEIGHT = 130  # pixels
 _DRAWING_WIDTH = 640  # pixels of a drawn explanation
 _ROOM = 4_500_000  # characters of all pictures of a page
 # Of notebooks:
@@ -125,7 +121,7 @@ class _Page:
             "generator": Markup(_GENERATOR),
             "style": Markup(style),
             "footer": f"Made by capeval {__version__}, {datetime.now(UTC).date().isoformat()}.",
-            "frames": _FRAMES,
+            "frames": FRAMES,
             "without_folders": _without_folders,
         }
         html: str = template("report").render(content)
@@ -150,6 +146,11 @@ class _Page:
             cells = [column.cell(system) for column in self.columns]
             rows.append(_TableRow(system.name, system.name == self.systems.baseline, cells))
         return rows
+
+    @property
+    def captions(self) -> Table:
+        """The diversity of captions."""
+        return captions_table(self.systems)
 
     @property
     def has_intervals(self) -> bool:
@@ -352,7 +353,7 @@ class _Page:
         """The JPEG of a picture; None if there is no room."""
         if not self._has_room():
             return None
-        image = self._thumbnail(path)
+        image = thumbnail(path, self.systems.visual, upright=self.upright)
         data = jpeg(image)
         # Asked again, by the size that is known only now; the first time no image was opened for nothing.
         if not self._take_room(data):
@@ -384,35 +385,6 @@ class _Page:
         if self._room < 0:
             self.left_out += 1
         return self._room >= 0
-
-    def _thumbnail(self, path: str) -> Image.Image:
-        """An image as metrics see it, small and without metadata; or frames of a video side by side."""
-        if self.systems.visual == "image":
-            source = image_source(path)
-            if self.upright:
-                source = Upright(source)
-            return _bare(source.decode(), _THUMBNAIL, _THUMBNAIL)
-        return _frames_side_by_side(path)
-
-
-def _frames_side_by_side(path: str) -> Image.Image:
-    """A few frames of a video in one picture, with white between them."""
-    reading = video_source(path).read(path, Sampling(max_frames=_FRAMES))
-    frames = [np.asarray(_bare(frame, 4 * _FRAME_HEIGHT, _FRAME_HEIGHT)) for _, frame in reading]
-    tallest = max(map(len, frames))
-    padded = []
-    for frame in frames:
-        gap = ((0, tallest - len(frame)), (4, 0), (0, 0))  # below, and to the left
-        padded.append(np.pad(frame, gap, constant_values=255))
-    return Image.fromarray(np.hstack(padded)[:, 4:])
-
-
-def _bare(image: Image.Image, width: int, height: int) -> Image.Image:
-    """The pixels alone, on white, within a box."""
-    # A page is passed on: a photograph's metadata says where and when it was taken.
-    pixels = image.convert("RGBA")
-    pixels.thumbnail((width, height), Image.Resampling.LANCZOS)
-    return Image.alpha_composite(Image.new("RGBA", pixels.size, "white"), pixels).convert("RGB")
 
 
 # texts

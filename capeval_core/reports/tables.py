@@ -7,10 +7,11 @@ import io
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
 
 from capeval_core.errors import p_in_words
+from capeval_core.reports.diversity import Diversity
 from capeval_core.reports.explanations import DIGITS, number
 
 _LATEX = {
@@ -18,6 +19,7 @@ _LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
 }
 _MARKED = re.compile(r"[\\`*<|~&]|(?<=\])\(|(?<![^\W_])_|_(?![^\W_])")
 """Characters that mean something in Markdown; an underscore within a word does not."""
@@ -34,13 +36,20 @@ _COLUMNS = ["system", "metric", "mean", "low", "high", "level", *_COUNTS, "basel
 
 @dataclass(frozen=True)
 class Table:
-    """A title, a header, rows of as many cells, notes; bold: row and column of what is bold in LaTeX."""
+    """A title, a header, rows of as many cells, notes.
+
+    For LaTeX: bold: row and column of bold cells. parted: rows with a rule above. caption and label:
+    of a `table` around it.
+    """
 
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
     bold: Collection[tuple[int, int]] = ()
+    parted: Collection[int] = ()
+    caption: str | None = None
+    label: str | None = None
 
     def text(self) -> str:
         """Aligned columns, then the notes."""
@@ -67,15 +76,26 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def latex(self) -> str:
-        """A `tabular` with booktabs' rules; the notes are comments."""
+        """A `tabular` with booktabs' rules, in a `table` if it has caption or label; notes are comments."""
         alignment = "l" + "r" * (len(self.header) - 1)
-        lines = [f"% {text}" for text in (self.title, *self.notes)]
+        lines = [f"% {text}" for text in (self.title, r"needs \usepackage{booktabs}", *self.notes)]
+        floats = self.caption is not None or self.label is not None
+        if floats:
+            lines += [r"\begin{table}", r"\centering"]
+        if self.caption is not None:
+            lines.append(rf"\caption{{{_latex(self.caption)}}}")
+        if self.label is not None:  # after the caption, whose number it refers to
+            lines.append(rf"\label{{{self.label}}}")
         lines += [rf"\begin{{tabular}}{{{alignment}}}", r"\toprule"]
         lines += [_latex_row(self.header), r"\midrule"]
         for place, row in enumerate(self.rows):
+            if place in self.parted:
+                lines.append(r"\midrule")
             bold = [(place, column) in self.bold for column in range(len(row))]
             lines.append(_latex_row(row, bold))
         lines += [r"\bottomrule", r"\end{tabular}"]
+        if floats:
+            lines.append(r"\end{table}")
         return "\n".join(lines) + "\n"
 
     def csv(self) -> str:
@@ -86,13 +106,17 @@ class Table:
         return text.getvalue()
 
 
+def _latex(text: str) -> str:
+    """A text of which LaTeX reads no character as a command."""
+    # Letter by letter: one replacement after another would escape the backslashes of the ones before.
+    return "".join([_LATEX.get(character, character) for character in text])
+
+
 def _latex_row(cells: Sequence[str], bold: Sequence[bool] = ()) -> str:
     """A row; the first word of a bold cell is bold, its interval is not."""
     texts = []
     for place, cell in enumerate(cells):
-        # Letter by letter: one replacement after another would escape the backslashes of the ones before.
-        text = "".join([_LATEX.get(character, character) for character in cell])
-        text = re.sub(r"\btau\\_([bc])\b", r"$\\tau_\1$", text)
+        text = re.sub(r"\btau\\_([bc])\b", r"$\\tau_\1$", _latex(cell))
         if place < len(bold) and bold[place]:
             text = re.sub(r"^\S+", lambda word: rf"\textbf{{{word[0]}}}", text)
         texts.append(text)
@@ -167,6 +191,10 @@ class Systems:
     digits: int | None = None  # decimals for readers; None: as many as the place has by itself
     times_100: bool = False
     ranked: bool = True  # whether systems compete, so that the best is marked
+    intervals: Literal["range", "±", "none"] = "range"  # how tables show them
+    caption: str | None = None  # of the table in LaTeX
+    label: str | None = None
+    diversity: Mapping[str, Diversity] = field(default_factory=dict)  # of captions, by the system's name
 
     @property
     def files(self) -> dict[str, Mapping[str, Any]]:
@@ -234,7 +262,7 @@ def stacked_table(systems: Systems, title: str = "Systems", first: str = "system
             blanks = [""] * len(further)  # whose interval and test are not computed
             p_value = p_in_words(cell.test["adjusted"], systems.level) if cell.test else ""
             means += [_mean(systems, cell), *further]
-            intervals += [_interval(systems, cell), *blanks]
+            intervals += [interval_text(systems, cell), *blanks]
             tests += [p_value, *blanks]
         rows.append([system.name, *means])
         for line in (intervals, tests):
@@ -257,11 +285,39 @@ def cells_table(systems: Systems, title: str = "Systems", first: str = "system")
             cell = system.cells[column.name]
             if system.name in best.get(column.name, []):
                 bold.add((place, len(row)))
-            interval = _interval(systems, cell, ", ")
-            row.append(f"{_mean(systems, cell)} [{interval}]" if interval else _mean(systems, cell))
+            interval = interval_text(systems, cell, ", ")
+            if interval and systems.intervals == "range":
+                interval = f"[{interval}]"
+            row.append(f"{_mean(systems, cell)} {interval}".rstrip())
             row += [systems.number(value) for value in _further(cell).values()]
         rows.append(row)
-    return Table(title, [first, *_header(systems)], rows, _notes(systems), bold)
+    header = [first, *_header(systems)]
+    return Table(title, header, rows, _notes(systems), bold, caption=systems.caption, label=systems.label)
+
+
+def with_groups(table: Table, groups: Table) -> Table:
+    """One table of all captions and, below a rule, of groups of them, with the same columns."""
+    start = len(table.rows)
+    heading = [groups.header[0], *[""] * (len(groups.header) - 1)]
+    notes = dict.fromkeys([*table.notes, *groups.notes])
+    rows = [*table.rows, heading, *groups.rows]
+    return replace(table, rows=rows, notes=list(notes), parted={start, start + 1})
+
+
+def captions_table(systems: Systems) -> Table:
+    """The diversity of each system's captions."""
+    header = ["system", "captions", "distinct", "words", "distinct words", "distinct pairs"]
+    has_training = any(each.from_training is not None for each in systems.diversity.values())
+    if has_training:
+        header.append("from training")
+    rows = []
+    for name, each in systems.diversity.items():
+        row = [name, f"{each.captions:,}", f"{each.distinct:,}", f"{each.words:.1f}"]
+        row += [f"{each.distinct_1:.1%}", f"{each.distinct_2:.1%}"]
+        if each.from_training is not None:
+            row.append(f"{each.from_training:.1%}")
+        rows.append([*row, f"{each.truncated:.1%}"])
+    return Table("Captions", [*header, "truncated"], rows)
 
 
 def long_table(systems: Systems, groups: Mapping[str, Systems] | None = None) -> Table:
@@ -339,8 +395,9 @@ def _notes(systems: Systems) -> list[str]:
             has_intervals = has_intervals or cell.interval is not None
             if cell.test is not None:
                 tests.append(cell.test)
-    if has_intervals:
-        notes.append(f"{systems.level:.0%} intervals of the means, by {systems.visual}")
+    if has_intervals and systems.intervals != "none":
+        of_means = f"{systems.level:.0%} intervals of the means, by {systems.visual}"
+        notes.append(of_means if systems.intervals == "range" else f"±: the longer side of {of_means}")
     if tests:
         how = f"{systems.test}, {systems.correction}" if systems.correction else systems.test
         limit = f"p < {1 - systems.level:.2g}"
@@ -358,7 +415,12 @@ def _mean(systems: Systems, cell: Cell) -> str:
     return systems.number(cell.result.mean) + (_MARK if cell.test and cell.test["significant"] else "")
 
 
-def _interval(systems: Systems, cell: Cell, between: str = " to ") -> str:
-    if cell.interval is None:
+def interval_text(systems: Systems, cell: Cell, between: str = " to ") -> str:
+    """The interval of a mean as tables show it, "" for none."""
+    if cell.interval is None or systems.intervals == "none":
         return ""
+    if systems.intervals == "±":
+        # Intervals are not symmetric: the longer side holds all of it, half the width would not.
+        mean = cell.result.mean
+        return f"± {systems.number(max(cell.interval.high - mean, mean - cell.interval.low))}"
     return f"{systems.number(cell.interval.low)}{between}{systems.number(cell.interval.high)}"

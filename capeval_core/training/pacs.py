@@ -44,6 +44,7 @@ from capeval_core.training.towers import (
 from capeval_core.training.trainer import (
     TOWERS,
     VALIDATION,
+    HeldOut,
     Looks,
     Objective,
     Phase,
@@ -453,7 +454,21 @@ class PacsObjective(Objective):
             self.model.train()
             return float(np.mean(losses))
 
-        return Looks(0, training.evaluate_every, training.patience, loss, VALIDATION)
+        @torch.no_grad()
+        def cosines() -> list[float]:
+            self.model.eval()
+            scores: list[float] = []
+            for part in parts:
+                batch = self._batch(part)
+                image_features = self.model.images(on_device(batch.images, self.model.logit_scale.device))
+                text_features = self.model.texts(batch.texts)
+                scores += functional.cosine_similarity(image_features, text_features).tolist()
+            self.model.train()
+            return scores
+
+        captions = [self.data.texts[caption] for caption in pairs.captions.tolist()]
+        shown = HeldOut(captions, lambda row: self.data.captioned.visual(int(pairs.images[row])), cosines)
+        return Looks(0, training.evaluate_every, training.patience, loss, VALIDATION, shown)
 
 
 def train_pacs(training: PacsTraining, data: PairData, out: Path, *, report: Report) -> Path:

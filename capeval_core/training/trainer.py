@@ -9,10 +9,11 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -25,7 +26,9 @@ from capeval_core.models.device import resolve_device
 from capeval_core.models.model import CheckedModel
 from capeval_core.options import Settings, option
 from capeval_core.project import install_command
+from capeval_core.reports.examples import Pictures, examples_of
 from capeval_core.reports.figures import draw_curves
+from capeval_core.reports.trackers import Guard, accelerate_trackers
 from capeval_core.store import check_seal, seal, stamp_difference, whole_file, write_whole
 from capeval_core.weights.folder import WeightsFolder
 
@@ -153,6 +156,15 @@ class Training(Settings, ABC):
 
 
 @dataclass(frozen=True)
+class HeldOut:
+    """Captions of images that are held out, for tables of examples."""
+
+    captions: Sequence[str]
+    visual: Callable[[int], Any]  # of a caption
+    scores: Callable[[], Sequence[float]]  # of all of them, by the model as it is
+
+
+@dataclass(frozen=True)
 class Looks:
     """Looks at the validation measure, which choose the weights and end a training early."""
 
@@ -161,6 +173,7 @@ class Looks:
     patience: int  # steps without a better value that end the training; 0: none
     measure: Callable[[], float]  # the value of the model as it is
     name: str  # of the value in the log
+    held_out: HeldOut | None = None  # None: nothing of it is shown
 
     def due(self, step: int, last: int) -> bool:
         """True if there is a look after a step; always after the last one, which may be the best."""
@@ -265,6 +278,10 @@ class Trainer:
         self.main = bool(accelerator.is_main_process)
         self.world = int(accelerator.num_processes)
         self.progress = _Progress()
+        self._scores_before: Sequence[float] | None = (
+            None  # of captions held out, at the last look of this run
+        )
+        self._guard = Guard()
         self.best: dict[str, Tensor] = {}
         moments = self._restore()
         self.model.to(accelerator.device).train()
@@ -286,7 +303,7 @@ class Trainer:
                 self._step(ahead)
         self._save()
         for tracker in self.accelerator.trackers:
-            tracker.finish()
+            self._guard.log("the tracker", tracker.finish)
         weights = self.objective.weights(self.best or self.model.state_dict())
         return {name: tensor.detach().cpu() for name, tensor in weights.items()}
 
@@ -368,6 +385,8 @@ class Trainer:
         looks = self.objective.looks
         if looks is not None and looks.due(progress.step, self.last):
             line[looks.name] = self._look(looks)
+            if self.main and looks.held_out is not None:
+                self._log_examples(looks.held_out)
         if self.main and len(line) > 2:
             self._log(line)
         if progress.step % training.save_every == 0 or progress.finished:
@@ -389,6 +408,19 @@ class Trainer:
         else:
             progress.finished = 0 < looks.patience <= progress.step - progress.best[1]
         return value
+
+    def _log_examples(self, held_out: HeldOut) -> None:
+        """Send the captions with the worst, best and most changed scores to trackers."""
+        trackers = accelerate_trackers(self.accelerator.trackers)
+        if not trackers:
+            return
+        scores = held_out.scores()
+        pictures = Pictures(held_out.visual)
+        examples = examples_of(scores, held_out.captions, pictures.of, scores_before=self._scores_before)
+        self._scores_before = scores
+        for tracker in trackers:
+            log = partial(tracker.log_examples, "examples", examples, self.progress.step)
+            self._guard.log(tracker.name, log)
 
     def _diverged(self, what: str) -> ValueError:
         steps = f"{self.progress.step:,} steps"
@@ -425,7 +457,7 @@ class Trainer:
         for name, value in line.items():
             if isinstance(value, float):
                 values[name] = value
-        self.accelerator.log(values, step=line["step"])
+        self._guard.log("the tracker", lambda: self.accelerator.log(values, step=line["step"]))
         text = "  ".join(words)
         for name in _MEASURE_TITLES:
             if name in line:

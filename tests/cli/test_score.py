@@ -217,3 +217,58 @@ def test_what_a_cpu_with_bfloat16_could_do_is_said(
         slow = dtype == "float16" or not supported
         assert ran.status == 0 and (f"warning: {dtype} takes several times as long" in ran.err) == slow
         assert ("pass --dtype float32" in ran.err) == slow
+
+
+# The table for a paper
+
+
+def test_a_table_for_a_paper_has_intervals_as_it_is_asked_for(systems: Capeval, folder: Path) -> None:
+    form = ("--format", "latex")
+    assert systems("pacs", "A B", "--json", folder / "out.json").status == 0
+    interval = results(folder / "out.json")["A", "pacs"].interval()
+    mean = results(folder / "out.json")["A", "pacs"].mean
+    plain = systems("pacs", "A B", *form).out
+    assert f"[{interval.low:.4f}, {interval.high:.4f}]" in plain and "booktabs" in plain
+    longer = max(interval.high - mean, mean - interval.low)
+    assert rf" $\pm$ {longer:.4f}" in systems("pacs", "A B", *form, "--pm").out
+    without = systems("pacs", "A B", *form, "--no-intervals").out
+    assert f"{mean:.4f}" in without and "[" not in without and "interval" not in without
+    assert "interval" not in systems("pacs", "A", "--no-intervals").out
+    floating = systems("pacs", "A B", *form, "--caption", "100% of_it", "--label", "tab:x").out
+    assert "\\caption{100\\% of\\_it}\n\\label{tab:x}\n\\begin{tabular}" in floating
+    assert "\\begin{table}" in floating and "\\begin{table}" not in plain
+    for wrong in (
+        ("--pm", "--no-intervals"),
+        ("--caption", "without LaTeX"),
+        ("--label", "x"),
+        (*form, "--label", "a b"),
+    ):
+        ran = systems("pacs", "A B", *wrong)
+        assert ran.status == 2 and wrong[-2] in ran.err
+
+
+def test_groups_are_in_the_table_of_the_paper(capeval: Capeval, folder: Path) -> None:
+    lines = ["image_id,caption,domain"]
+    for place, (name, caption) in enumerate(SYSTEMS["A"].items()):
+        lines.append(f"{name},{caption},{'in' if place < 3 else 'out'}")
+    (folder / "A.csv").write_text("\n".join(lines))
+    files = ("--candidates", folder / "A.csv", "--references", folder / "refs.json")
+    text = capeval("score", "rougel,cider", *files, "--group-by", "domain", "--format", "latex").out
+    assert text.count("\\begin{tabular}") == 1 and text.count("\\midrule") == 3
+    rows = [line.split(" & ")[0] for line in text.splitlines() if line.endswith(r"\\")]
+    assert rows == ["system", "A", "domain (captions)", "in (3)", "out (4)"]
+
+
+def test_diversity_stands_beside_the_scores(systems: Capeval, folder: Path) -> None:
+    write_json(folder / "train.json", {"1": ["A red circle.", "a grey house"], "2": ["a cow"]})
+    training = ("--training-captions", folder / "train.json")
+    alone = systems("rougel", "A", *training)
+    # Seven times "a COLOUR house": 9 different words of 21, 14 different pairs of 14, one caption learnt.
+    line = next(line for line in alone.out.splitlines() if line.startswith("diversity"))
+    for part in ("7 distinct", "3.0 words", "42.9% of words", "100.0% of word pairs", "14.3% equal"):
+        assert part in line
+    both = systems("rougel", "A B", *training, "--report", folder / "report").out
+    assert re.search(r"^B +7 +1 +3.0 +14.3% +14.3% +100.0% +0.0%$", both, re.MULTILINE)
+    page = (folder / "report" / "index.html").read_text(encoding="utf-8")
+    assert "from training" in page and "42.9%" in page
+    assert systems("rougel", "A", "--training-captions", folder / "none.json").status == 2

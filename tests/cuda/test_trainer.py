@@ -35,7 +35,7 @@ def test_a_trainer_on_the_gpu_in_bfloat16_has_the_scores_of_the_cpu(batchwise: b
     values = trainer.evaluate()
     assert here.metrics[0].encoder.device.type == "cuda"  # type: ignore[attr-defined]
     there = CaptionMetrics(scenes.tokenizer, device="cpu", **options)
-    for name, result in here.results.items():
+    for name, result in here.results[-1].items():
         metric = next(metric for metric in there.metrics if metric.name == name)
         given = {"references": scenes.references} if metric.needs_references else {}
         expected = metric.score(here.captions, scenes.images, **given)

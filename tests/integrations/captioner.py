@@ -108,9 +108,9 @@ def captioner(tokenizer: PreTrainedTokenizerFast) -> VisionEncoderDecoderModel:
 
 
 def make_trainer(
-    rows: Captioned, folder: Path, compute_metrics: Any, model: Any = None, **arguments: Any
+    rows: Captioned, folder: Path, compute_metrics: Any, model: Any = None, sets: Any = None, **arguments: Any
 ) -> Seq2SeqTrainer:
-    """A Trainer that learns these rows and evaluates itself on them."""
+    """A Trainer that learns these rows and evaluates itself on them, or on `sets`."""
     chosen = {
         "predict_with_generate": True,
         "per_device_train_batch_size": 8,
@@ -133,7 +133,7 @@ def make_trainer(
         model=model or captioner(rows.tokenizer),
         args=Seq2SeqTrainingArguments(output_dir=str(folder), **chosen),
         train_dataset=rows,
-        eval_dataset=rows,
+        eval_dataset=rows if sets is None else sets,
         data_collator=default_data_collator,
         processing_class=rows.tokenizer,
         compute_metrics=compute_metrics,

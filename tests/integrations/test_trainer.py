@@ -229,19 +229,28 @@ def test_two_processes_give_what_one_gives(
     scenes: Scenes, make: Callable[..., CaptionMetrics], tmp_path: Path
 ) -> None:
     metrics = make(weights="tiny")
-    expected = make_trainer(scenes, tmp_path / "one", metrics).evaluate()
+    trainer = make_trainer(scenes, tmp_path / "one", metrics)
+    metrics.watch(trainer)
+    expected = trainer.evaluate()
+    first_log = trainer.state.log_history[-1]
+    trainer.evaluate()
+    second_log = trainer.state.log_history[-1]
     result = run_trainer_ranks(2, COUNT, tmp_path)
+    modes = ("batchwise=False", "batchwise=True")
     for rank in result:
         assert "error" not in rank, rank["error"]
-        for mode in ("batchwise=False", "batchwise=True"):
+        for mode in modes:
             for key, value in rank[mode]["values"].items():
                 assert value == pytest.approx(expected[key], abs=1e-6)
             assert rank[mode]["captions"] == metrics.captions
+            # The second mode's evaluation is compared with the first one's, which has the same captions.
+            log = first_log if mode == modes[0] else second_log
+            assert rank[mode]["log"] == pytest.approx(log, abs=1e-6)
             assert rank[mode]["scores"] == pytest.approx(metrics.results["refpacs"].scores, abs=1e-6)
     assert result[0]["batchwise=False"]["values"] == result[1]["batchwise=False"]["values"]
-    modes = ("batchwise=False", "batchwise=True")
     items = {mode: sum(rank[mode]["items"] for rank in result) for mode in modes}
     assert items["batchwise=False"] > COUNT and items["batchwise=True"] == 0
+    assert result[0]["tables"] > 0 and result[1]["tables"] == 0  # nothing is logged twice
     assert result[0]["vanished"].startswith("RuntimeError: process 1 of 2 could not score its captions")
     assert "there is no file" in result[0]["vanished"]
     assert result[1]["vanished"].startswith(f"InputError: images[{COUNT - 1}]")

@@ -37,6 +37,7 @@ def rank(number: int, ranks: int, port: int, scenes: int, folder: Path, results:
         "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        "TENSORBOARD_LOGGING_DIR": str(folder / str(number) / "curves"),
     }
     import torch
 
@@ -62,7 +63,15 @@ def evaluate_everything(found: dict[str, Any], count: int, folder: Path) -> None
         scenes.tokenizer, images=scenes.images, references=scenes.references, weights="tiny"
     )
     for batchwise in (False, True):
-        trainer = make_trainer(scenes, folder, metrics, ddp_backend="gloo", batch_eval_metrics=batchwise)
+        trainer = make_trainer(
+            scenes,
+            folder,
+            metrics,
+            ddp_backend="gloo",
+            batch_eval_metrics=batchwise,
+            report_to=["tensorboard"],
+        )
+        metrics.watch(trainer)
         assert torch.distributed.get_world_size() == 2
         with count_forwards() as forwards:
             values = trainer.evaluate()
@@ -71,7 +80,9 @@ def evaluate_everything(found: dict[str, Any], count: int, folder: Path) -> None
             "captions": metrics.captions,
             "scores": metrics.results["refpacs"].scores,
             "items": forwards.items,
+            "log": trainer.state.log_history[-1],
         }
+    found["tables"] = len(list(folder.rglob("events.out.tfevents.*")))
     # An image that vanishes costs the process that has it in its share an error, and the other one no hang.
     paths = [folder.parent / f"{int(folder.name)}-{i}.png" for i in range(count)]
     for path, image in zip(paths, scenes.images, strict=True):

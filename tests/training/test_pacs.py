@@ -211,6 +211,10 @@ def test_losses_are_sent_to_the_tracker(pairs: Path, tmp_path: Path) -> None:
     logged = [(line["step"], line["validation_loss"]) for line in log_of(out) if "validation_loss" in line]
     assert sent == [(step, pytest.approx(value)) for step, value in logged]
     assert "loss/generated images" in found.Tags()["scalars"]
+    # Captions that are held out, with their cosines and what these gained since the look before.
+    tables = found.Tensors("examples/text_summary")
+    assert [event.step for event in tables] == [step for step, _ in logged]
+    assert b"| changed |" in tables[-1].tensor_proto.string_val[0] and found.Images("examples")
 
 
 GRADIENTS = """
