@@ -279,7 +279,7 @@ class Chair(CaptionMetric):
 
 def _warn_of_unlisted(rows: pa.Table, words: ObjectWords) -> None:
     """Warn of names that the list of synonyms does not have: they were read as captions are."""
-    names = list(dict.fromkeys(rows["unlisted"].combine_chunks().flatten().to_pylist()))
+    names = list(dict.fromkeys(rows["unlisted"].combine_chunks().flatten().drop_null().to_pylist()))
     if not names:
         return
     examples = []

@@ -67,9 +67,10 @@ def test_the_example_of_the_readme_is_what_comes(
     capeval: Capeval, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    text = README.read_text(encoding="utf-8").partition("## From the command line")[2]
-    script, shown = re.findall(r"^```(?:sh|text)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[:2]
-    (demo, *_), (score, *words) = [line[1:] for line in commands(script)[:2]]
+    text = README.read_text(encoding="utf-8")
+    script = re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[0]
+    shown = re.findall(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[0]
+    (demo, *_), (score, *words) = [line[1:] for line in commands(script)[1:3]]
     assert (demo, score) == ("demo", "score") and capeval("demo", "--out", "demo").status == 0
     ran = capeval(score, *words)
     assert ran.status == 0 and shown.strip() in ran.out

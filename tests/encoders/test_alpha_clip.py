@@ -66,7 +66,7 @@ def test_without_a_mask_channel_it_is_clip(mask_transform: str) -> None:
     found = regions(plain, shown, masks, mask_transform=mask_transform)
     for features, expected in zip(found, seams.encode(clip, shown), strict=True):
         row = expected["features"]
-        assert agree(features["whole"], row) and agree(features["regions"], np.stack([row, row]))
+        assert agree(features["image"], row) and agree(features["regions"], np.stack([row, row]))
     texts = ["a dog", "two red circles on the left"]
     assert np.array_equal(plain.encode_texts(texts).features, clip.encode_texts(texts).features)
 
@@ -103,7 +103,7 @@ def test_what_a_mask_shows_is_that_of_its_box_alone(transform: str, seed: int) -
     else:
         visible = inside = masks.any(axis=(1, 2))
     (found,) = regions(alpha_encoder(), [image(1, height, width)], [masks], mask_transform=transform)
-    kept = np.isin(np.arange(3), found["kept"])
+    kept = np.isin(np.arange(3), found["region_indices"])
     assert not (kept & ~visible).any() and not (inside & ~kept).any()
 
 
