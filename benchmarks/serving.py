@@ -1,10 +1,12 @@
-"""The reward server beside the same metric in one process: throughput, waiting, memory, equal scores.
+"""The reward server beside the same metric in one process; mixed and hostile requests; kills.
 
-    python -m benchmarks.serving [--minutes 2] [--clients 64] [--weights FOLDER]
+    python -m benchmarks.serving [--minutes 10] [--clients 64] [--groups 128] [--requests 10000]
 
-A seeded ViT-B/32; each client asks for groups of 8 captions of one JPEG, as GRPO's rollouts are. In turn, in
-one run: the metric alone on the same captions and images, the server with groups, and the server with one
-pair a request. `benchmarks/serving.md` is the output of this program.
+Throughput and waiting: a seeded ViT-B/32; each client asks for groups of 8 captions of one JPEG, as rollouts
+of GRPO are. In turn, in one run: the metric alone, the server with groups, and the server with one pair a
+request. Then, with `tiny`: requests of random captions that mix in batches, each compared with the metric
+alone; requests that are broken on purpose; and clients whose server is killed and started again.
+The output is `benchmarks/results/serving.md`.
 """
 
 from __future__ import annotations
@@ -12,15 +14,17 @@ from __future__ import annotations
 import argparse
 import base64
 import datetime
+import json
 import os
 import platform
+import random
+import re
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,137 +33,308 @@ import requests
 
 import capeval_core
 from benchmarks.workload import make_weights, make_workload
+from capeval_core.demo import demo_set
+from examples import reward_client
+from tests.support.reward_server import RewardServer, free_port, reward_server
 
 GROUP = 8
 _ANSWER = 600  # seconds for a reply
+_WORDS = [
+    "a",
+    "the",
+    "two",
+    "red",
+    "dog",
+    "man",
+    "street",
+    "of",
+    "on",
+    "holding",
+    ";",
+    "--",
+    "7",
+    "caf\u00e9",
+]
+Request = dict[str, Any]
 
 
-class Served:
-    """A `capeval serve` of its own process."""
+class Clients:
+    """So many threads that ask a server, each over a connection of its own."""
 
-    def __init__(self, weights: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        command = [sys.executable, "-m", "capeval_core", "serve", "pacs", "--weights", str(weights)]
-        self.process = subprocess.Popen(
-            [*command, "--port", str(self.port)], stdout=subprocess.PIPE, text=True, env=os.environ
-        )
-        assert self.process.stdout is not None
-        while "served at" not in self.process.stdout.readline():
-            assert self.process.poll() is None
+    def __init__(self, address: str, count: int) -> None:
+        self._address = address
+        self._count = count
+        self._local = threading.local()
 
-    def ask(self, session: requests.Session, captions: list[str], image: str) -> list[float]:
-        content: Any = {"captions": captions, "images": [{"bytes": image}] * len(captions)}
+    def ask(self, content: Request) -> tuple[list[float], float]:
+        """Scores of a request, and the seconds until they came."""
+        if not hasattr(self._local, "session"):
+            self._local.session = requests.Session()
+        started = time.perf_counter()
         while True:
-            reply = session.post(f"http://127.0.0.1:{self.port}/score", json=content, timeout=_ANSWER)
+            reply = self._local.session.post(f"{self._address}/score", json=content, timeout=_ANSWER)
             if reply.status_code not in (429, 503):
                 break
             time.sleep(0.05)
         reply.raise_for_status()
-        scores: list[float] = reply.json()["results"]["pacs"]["scores"]
-        return scores
+        (result,) = reply.json()["results"].values()
+        return result["scores"], time.perf_counter() - started
 
-    def memory(self) -> float:
-        """Resident memory in MB."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
-        return int(line.split()[1]) / 1024
-
-
-def loaded(
-    served: Served, groups: list[tuple[list[str], str]], clients: int
-) -> tuple[list[list[float]], list[float], float]:
-    """The scores of all groups that so many clients ask for, the seconds of each request, and of all."""
-    local = threading.local()
-
-    def ask(group: tuple[list[str], str]) -> tuple[list[float], float]:
-        session = getattr(local, "session", None)
-        if session is None:
-            session = local.session = requests.Session()
+    def ask_all(self, contents: list[Request]) -> tuple[list[list[float]], list[float], float]:
+        """The scores of all requests, the seconds of each, and of all together."""
         started = time.perf_counter()
-        scores = served.ask(session, *group)
-        return scores, time.perf_counter() - started
+        with ThreadPoolExecutor(self._count) as pool:
+            replies = list(pool.map(self.ask, contents))
+        seconds = time.perf_counter() - started
+        return [scores for scores, _ in replies], [waited for _, waited in replies], seconds
 
+
+def encoded(data: bytes) -> dict[str, str]:
+    return {"bytes": base64.b64encode(data).decode()}
+
+
+def memory(server: RewardServer) -> float:
+    """Resident memory in MB."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
+
+
+def cpu_seconds(server: RewardServer) -> float:
+    """CPU time of the server, which other work on the machine does not change as it changes the clock's."""
+    fields = Path(f"/proc/{server.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # in user mode, in the kernel
+
+
+def batch_counts(server: RewardServer) -> dict[str, float]:
+    """The server's counters."""
+    text = requests.get(f"{server.address}/metrics", timeout=_ANSWER).text
+    return {name: float(value) for name, value in re.findall(r"^(\w+) ([\d.]+)$", text, re.MULTILINE)}
+
+
+def throughput(folder: Path, clients: int, groups: int, minutes: float) -> list[str]:
+    """Captions a second, waiting, and memory, with full-size weights."""
+    weights = make_weights("ViT-B-32", folder)
+    work = make_workload(folder, 0.14)
+    captions = [f"{work.captions[row % len(work.captions)]} {row}" for row in range(groups * GROUP)]
+    paths = [work.images[group % len(work.images)] for group in range(groups)]
+    contents: list[Request] = []
+    for group, path in enumerate(paths):
+        texts = captions[group * GROUP : (group + 1) * GROUP]
+        contents.append({"captions": texts, "images": [encoded(path.read_bytes())] * GROUP})
+
+    metric = capeval_core.load("pacs", weights=weights, cache=None)
+    metric.score([f"{text} ." for text in captions[:64]], [path for path in paths[:8] for _ in range(GROUP)])
+    images = [path for path in paths for _ in range(GROUP)]
     started = time.perf_counter()
-    with ThreadPoolExecutor(clients) as pool:
-        replies = list(pool.map(ask, groups))
-    seconds = time.perf_counter() - started
-    return [scores for scores, _ in replies], [taken for _, taken in replies], seconds
+    cpu_started = time.process_time()
+    expected = metric.score(captions, images).scores
+    cpu_alone = 1000 * (time.process_time() - cpu_started) / len(captions)
+    alone = len(captions) / (time.perf_counter() - started)
+
+    with reward_server("pacs", "--weights", str(weights)) as server:
+        many = Clients(server.address, clients)
+        many.ask_all([{**content, "captions": ["warm"] * GROUP} for content in contents[:2]])
+        before = batch_counts(server)
+        cpu_started = cpu_seconds(server)
+        replies, waits, seconds = many.ask_all(contents)
+        cpu_grouped = 1000 * (cpu_seconds(server) - cpu_started) / len(captions)
+        after = batch_counts(server)
+        grouped = len(captions) / seconds
+        spent = {name: after[name] - before[name] for name in after}
+        batch_seconds = spent["capeval_batch_seconds_total"] / spent["capeval_batches_total"]
+        batch_captions = spent["capeval_captions_total"] / spent["capeval_batches_total"]
+        distance = np.abs(np.concatenate(replies) - expected).max()
+        # One pair a request, as rewards are often asked for: each has a new image.
+        pairs: list[Request] = []
+        for number, path in enumerate(paths[:32]):
+            data = path.read_bytes() + b" " * (number + 1)  # other bytes of the same image
+            pairs.append({"captions": [f"{captions[number]} again"], "images": [encoded(data)]})
+        cpu_started = cpu_seconds(server)
+        _, _, pair_seconds = Clients(server.address, 1).ask_all(pairs)
+        cpu_single = 1000 * (cpu_seconds(server) - cpu_started) / len(pairs)
+        single = len(pairs) / pair_seconds
+        points = [(0.0, memory(server))]
+        started = time.monotonic()
+        while time.monotonic() - started < 60 * minutes:
+            turn = len(points)
+            fresh = []
+            for content in contents:
+                texts = [f"{text} {turn}" for text in content["captions"]]
+                fresh.append({**content, "captions": texts})
+            many.ask_all(fresh)
+            points.append(((time.monotonic() - started) / 3600, memory(server)))
+    half = points[len(points) // 2 :]
+    slope = np.polyfit(*np.transpose(half), 1)[0] if len(half) > 2 else float("nan")
+    return [
+        "| PAC-S, ViT-B/32, groups of 8 | captions a second | of the metric alone | CPU ms a text |",
+        "| --- | ---: | ---: | ---: |",
+        f"| the metric alone, in one process | {alone:.1f} | 1.00 | {cpu_alone:.0f} |",
+        f"| the server, {clients} clients | {grouped:.1f} | {grouped / alone:.2f} | {cpu_grouped:.0f} |",
+        f"| the server, one new pair a request | {single:.1f} | {single / alone:.2f} | {cpu_single:.0f} |",
+        "",
+        f"- Groups give {grouped / single:.1f} times the captions of one pair a request.",
+        f"- Scores differ from those of the metric alone by at most {distance:.1e}.",
+        f"- A request took {np.median(waits):.2f} s (median), {np.percentile(waits, 99):.2f} s (p99); a "
+        f"batch had {batch_captions:.0f} captions on average and took {batch_seconds:.2f} s: p99 is "
+        f"{np.percentile(waits, 99) / batch_seconds:.2f} of it.",
+        f"- Memory over {60 * points[-1][0]:.0f} minutes of load ({len(points) - 1} times {len(captions):,} "
+        f"new captions): {points[0][1]:,.0f} MB at first, {points[-1][1]:,.0f} MB at last, {slope:+,.0f} MB "
+        "an hour in the second half.",
+    ]
+
+
+def interleaved(count: int) -> list[str]:
+    """Requests of 1 to 9 new captions from 32 clients, whose batches mix at random."""
+    draw = random.Random(0)
+    images = [item.image.read_bytes() for item in demo_set()]
+    contents: list[Request] = []
+    captions: list[str] = []
+    visuals: list[bytes] = []
+    for number in range(count):
+        texts = []
+        for row in range(draw.randint(1, 9)):
+            texts.append(f"{number} {row} {' '.join(draw.choices(_WORDS, k=draw.randint(0, 30)))}")
+        chosen = draw.choices(images, k=len(texts))
+        contents.append({"captions": texts, "images": [encoded(image) for image in chosen]})
+        captions += texts
+        visuals += chosen
+    with reward_server("pacs", "--weights", "tiny") as server:
+        before = batch_counts(server)
+        replies, _, seconds = Clients(server.address, 32).ask_all(contents)
+        batches = batch_counts(server)["capeval_batches_total"] - before["capeval_batches_total"]
+    expected = capeval_core.load("pacs", weights="tiny", cache=None).score(captions, visuals).scores
+    distance = np.abs(np.concatenate(replies) - expected).max()
+    return [
+        f"- {count:,} requests of random captions ({len(captions):,}) from 32 clients in {batches:,.0f} "
+        f"mixed batches ({seconds:.0f} s): scores differ from the metric alone by {distance:.1e}."
+    ]
+
+
+def broken_body(draw: random.Random, body: bytes) -> bytes:
+    """A request that is broken in some way."""
+    ways = ("cut", "bytes", "type", "path", "nesting", "number", "pickle")
+    way = draw.choice(ways)
+    if way == "cut":
+        return body[: draw.randrange(len(body))]
+    if way == "bytes":
+        damaged = bytearray(body)
+        for _ in range(draw.randint(1, 20)):
+            damaged[draw.randrange(len(damaged))] = draw.randrange(256)
+        return bytes(damaged)
+    content = json.loads(body)
+    key = draw.choice(["captions", "images", "references", "prompts", "metrics", "videos"])
+    if way == "type":
+        content[key] = draw.choice(
+            [None, 3, {}, [None], [[]], "text", [{"bytes": 3}], [{"digest": []}], True]
+        )
+    elif way == "path":
+        value = draw.choice(
+            ["/etc/passwd", "file:///etc/passwd", "../../etc/passwd", "http://127.0.0.1:1/a.png"]
+        )
+        content["images"] = [draw.choice([value, {"bytes": value}, {"path": value}, {"digest": value}])]
+    elif way == "nesting":
+        return b'{"captions": ' + b"[" * draw.choice([10, 100_000]) + body
+    elif way == "number":
+        return body.replace(
+            b'"captions"', draw.choice([b'"captions": NaN, "a"', b'"captions": 1e999, "a"']), 1
+        )
+    else:  # what a server that unpickles would run
+        payload = b"cos\nsystem\n(S'touch /tmp/capeval-was-here'\ntR."
+        return draw.choice([payload, json.dumps({**content, "images": [encoded(payload)]}).encode()])
+    return json.dumps(content).encode()
+
+
+def hostile(count: int) -> list[str]:
+    """Broken requests, also of the protocols, with pieces of HTTP between them."""
+    draw = random.Random(1)
+    item = demo_set()[0]
+    image = encoded(item.image.read_bytes())
+    body = json.dumps({"captions": [item.good], "images": [image], "prompts": ["Describe it."]}).encode()
+    mark = Path("/tmp/capeval-was-here")
+    statuses: dict[int, int] = {}
+    with reward_server("pacs", "--weights", "tiny") as server:
+        right, _ = Clients(server.address, 1).ask(json.loads(body))
+        first = memory(server)
+        for number in range(count):
+            if number % 10 == 0:
+                with socket.create_connection(("127.0.0.1", server.port)) as connection:
+                    connection.sendall(draw.randbytes(200))
+            door = draw.choice(["score", "score", "score", "verify", "reward"])
+            reply = requests.post(f"{server.address}/{door}", data=broken_body(draw, body), timeout=_ANSWER)
+            statuses[reply.status_code] = statuses.get(reply.status_code, 0) + 1
+            answer = reply.json()
+            if "root:" in reply.text or (reply.status_code == 200) != ("error" not in answer):
+                raise SystemExit(f"request {number}: {reply.status_code} {reply.text[:300]}")
+        after, _ = Clients(server.address, 1).ask(json.loads(body))
+        last = memory(server)
+    if mark.exists() or abs(after[0] - right[0]) > 1e-6:
+        raise SystemExit("something was executed, or a score has changed")
+    table = ", ".join(f"{number} of status {status}" for status, number in sorted(statuses.items()))
+    return [
+        f"- {count} hostile requests: {table}; nothing executed, no file read, the same score before and "
+        f"after; {first:,.0f} MB before, {last:,.0f} MB after."
+    ]
+
+
+def killed(times: int) -> list[str]:
+    """Eight clients of `examples/reward_client.py` while the server is killed and started again."""
+    item = demo_set()[0]
+    captions = [f"{item.good} {row}" for row in range(1200)]
+    image = item.image.read_bytes()
+    port = free_port()
+    reward_client.SERVER = f"http://127.0.0.1:{port}"
+    asked = 0
+
+    def ask(caption: str) -> float:
+        nonlocal asked
+        (score,) = reward_client.ask([caption], [image])["scores"]
+        asked += 1
+        return float(score)
+
+    pool = ThreadPoolExecutor(8)
+    scores = pool.map(ask, captions)
+    for kill in range(times):
+        with reward_server("pacs", "--weights", "tiny", port=port):
+            while asked < (kill + 1) * 150:
+                time.sleep(0.01)
+    with reward_server("pacs", "--weights", "tiny", port=port):
+        answered = list(scores)
+    expected = capeval_core.load("pacs", weights="tiny").score(captions, [image] * len(captions)).scores
+    distance = np.abs(np.array(answered) - expected).max()
+    return [
+        f"- {times} times SIGKILL and a new start under {len(captions):,} requests of 8 clients: "
+        f"{len(answered):,} answers, one for each; scores differ from the metric alone by {distance:.1e}."
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=2.0)
+    parser.add_argument("--minutes", type=float, default=10.0, help="of load, after which memory is compared")
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--groups", type=int, default=128, help="of 8 captions, for the throughput")
+    parser.add_argument("--requests", type=int, default=10_000, help="that mix in batches")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "serving.md")
     flags = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        weights = flags.weights or make_weights("ViT-B-32", folder)
-        work = make_workload(folder, 0.14)
-        captions = [work.captions[i : i + GROUP] for i in range(0, 96 * GROUP, GROUP)]
-        groups: list[Any] = []
-        for number, texts in enumerate(captions):
-            data = work.images[number % len(work.images)].read_bytes()
-            groups.append((texts, base64.b64encode(data).decode()))
-
-        started = time.perf_counter()
-        metric = capeval_core.load("pacs", weights=weights, cache=None)
-        flat = [text for texts in captions for text in texts]
-        images = [work.images[number % len(work.images)] for number in range(96) for _ in range(GROUP)]
-        warm = [text + " ." for text in flat[:64]]
-        metric.score(warm, images[:64])
-        started = time.perf_counter()
-        expected = metric.score(flat[64:], images[64:]).scores
-        alone = len(expected) / (time.perf_counter() - started)
-
-        served = Served(weights)
-        try:
-            loaded(served, [([text + " ." for text in texts], image) for texts, image in groups[:8]], 8)
-            replies, taken, seconds = loaded(served, groups[8:], flags.clients)
-            grouped = len(expected) / seconds
-            distance = np.abs(np.concatenate(replies) - expected).max()
-            singles = [([text + " again"], image) for texts, image in groups[8:20] for text in texts]
-            single_replies, _, single_seconds = loaded(served, singles, 1)
-            single = len(single_replies) / single_seconds
-            memories = [served.memory()]
-            until = time.monotonic() + 60 * flags.minutes
-            turn = 0
-            while time.monotonic() < until:
-                turn += 1
-                fresh = [([f"{text} {turn}" for text in texts], image) for texts, image in groups]
-                loaded(served, fresh, flags.clients)
-                memories.append(served.memory())
-        finally:
-            served.process.kill()
-    half = len(memories) // 2
     lines = [
         "# The reward server",
         "",
-        f"{datetime.date.today()}, {platform.processor() or platform.machine()}, {os.cpu_count()} cores; "
-        f"`python -m benchmarks.serving --clients {flags.clients}`: PAC-S, seeded ViT-B/32, groups of "
-        f"{GROUP}.",
-        "",
-        "| | captions a second | of the metric alone |",
-        "| --- | ---: | ---: |",
-        f"| the metric alone, in one process | {alone:.1f} | 1.00 |",
-        f"| the server, {flags.clients} clients | {grouped:.1f} | {grouped / alone:.2f} |",
-        f"| the server, one pair a request, one client | {single:.1f} | {single / alone:.2f} |",
-        "",
-        f"Groups give {grouped / single:.1f} times the captions of one pair a request. Scores differ by at "
-        f"most {distance:.1e}. Requests took {np.median(taken):.2f} s (median) and "
-        f"{np.percentile(taken, 99):.2f} s (p99); a queue of {flags.clients} groups takes "
-        f"{flags.clients * GROUP / grouped:.2f} s.",
-        "",
-        f"Memory over {flags.minutes:g} minutes of load: {memories[0]:,.0f} MB at first, at most "
-        f"{max(memories[: half + 1]):,.0f} MB in the first half and {max(memories[half:]):,.0f} MB in the "
-        "second.",
+        f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, one thread each, other work "
+        f"beside it: `python -m benchmarks.serving --minutes {flags.minutes:g} --clients {flags.clients} "
+        f"--groups {flags.groups} --requests {flags.requests}`.",
         "",
     ]
-    text = "\n".join(lines)
-    print(text)
-    Path(__file__).with_suffix(".md").write_text(text)
+    with tempfile.TemporaryDirectory() as name:
+        steps = (
+            partial(throughput, Path(name), flags.clients, flags.groups, flags.minutes),
+            partial(interleaved, flags.requests),
+            partial(hostile, 500),
+            partial(killed, 5),
+        )
+        for step in steps:
+            made = step()
+            print("\n".join(made), flush=True)
+            lines += made
+    flags.out.write_text("\n".join([*lines, ""]))
 
 
 if __name__ == "__main__":

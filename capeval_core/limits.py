@@ -75,6 +75,7 @@ class _Page:
     page_waiting: int = 64  # requests
     served_captions: int = 4_096  # of a request to the reward server
     served_waiting: int = 16_384  # captions that wait for a batch
+    served_header_seconds: float = 10.0  # for the headers of a request
     served_body_bytes: int = 256 << 20  # of a request
     served_values: int = 1_000_000  # of the JSON of a request
     served_characters: int = 100_000  # of a text

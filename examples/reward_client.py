@@ -1,13 +1,10 @@
-"""Rewards of `capeval serve` in verl and TRL: one file, which needs `requests` alone.
+"""Rewards of `capeval serve`: verl's `custom_reward_function.path`, or TRL's `reward_funcs=reward`."""
 
-verl:  custom_reward_function.path=reward_client.py custom_reward_function.name=compute_score
-TRL:   GRPOTrainer(reward_funcs=reward_client.reward, ...)
-"""
-
-import base64
 import io
 import os
 import time
+from base64 import b64encode
+from contextlib import suppress
 from pathlib import Path
 
 import requests
@@ -16,40 +13,40 @@ SERVER = os.environ.get("CAPEVAL_SERVER", "http://127.0.0.1:8000")
 HEADERS = {"Authorization": f"Bearer {os.environ.get('CAPEVAL_TOKEN', '')}"}
 
 
-def scores(captions, images, references=None, tries=5):
-    """A score for each caption; an exception where the server gives none, never a made-up number."""
-    content = {"captions": captions, "images": [{"bytes": encoded(image)} for image in images]}
-    content |= {} if references is None else {"references": references}
-    for waiting in [2**number for number in range(tries)]:
-        try:
+def ask(captions, images, references=None, tries=8):
+    """Scores and flags of captions; an exception where there is no score, never a made-up number."""
+    texts = [text.rpartition("</think>")[2].strip() for text in captions]
+    content = {"captions": texts, "images": [*map(encoded, images)], "references": references}
+    for number in range(tries):
+        with suppress(requests.ConnectionError, requests.exceptions.ChunkedEncodingError):  # it starts again
             reply = requests.post(f"{SERVER}/score", json=content, headers=HEADERS, timeout=600)
-        except requests.ConnectionError:  # it is being started again
-            reply = None
-        if reply is not None and reply.status_code not in (429, 503):
-            break
-        time.sleep(waiting)
-    if reply is None or not reply.ok:
-        raise RuntimeError(f"{SERVER}: {'no answer' if reply is None else reply.text}")
-    return next(iter(reply.json()["results"].values()))["scores"]
+            if reply.ok:
+                return next(iter(reply.json()["results"].values()))
+            if reply.status_code not in (429, 503):  # of a busy server
+                raise ValueError(f"{SERVER}: {reply.text}")
+        time.sleep(2**number)
+    raise TimeoutError(f"{SERVER} gives no answer")
 
 
 def encoded(image):
-    """The bytes of an image in base64: of a file or of a dataset's row as they are, of pixels as PNG."""
+    """An image in base64: the bytes of its file as they are, or pixels as PNG."""
     if hasattr(image, "save"):
         image.save(file := io.BytesIO(), "PNG")
         image = file.getvalue()
     image = image["bytes"] if isinstance(image, dict) else image
-    return base64.b64encode(image if isinstance(image, bytes) else Path(image).read_bytes()).decode()
+    return {"bytes": b64encode(image if isinstance(image, bytes) else Path(image).read_bytes()).decode()}
 
 
-def compute_score(solution_str=None, extra_info=None, solution_strs=None, extra_infos=None, **_):
-    """verl's reward function, of a row or (`reward_manager=batch`) of many; `image` is in `extra_info`."""
-    if solution_str is not None:
-        return scores([solution_str], [extra_info["image"]])[0]
-    return scores(list(solution_strs), [info["image"] for info in extra_infos])
+def compute_score(solution_str, extra_info, **_):
+    """verl's reward of a row, whose image is in `extra_info`."""
+    reply = ask([solution_str], [extra_info["image"]])
+    return {"score": reply["scores"][0], "flags": len(reply["flags"][0])}
 
 
-def reward(completions, image, **_):
-    """TRL's reward function, of a data set with a column `image`."""
+def reward(completions, image, references=None, log_metric=None, **_):
+    """TRL's rewards of a batch, of a data set with a column `image`."""
     texts = [text if isinstance(text, str) else text[-1]["content"] for text in completions]
-    return scores(texts, image)
+    reply = ask(texts, image, references)
+    if log_metric is not None:
+        log_metric("flagged", sum(map(bool, reply["flags"])) / len(reply["flags"]))
+    return reply["scores"]

@@ -21,6 +21,7 @@ import capeval_core
 from tests.hub import WRITER, Repository, ask, serving
 from tests.integrations.shard_files import rows_of
 from tests.integrations.shard_inputs import write_shards
+from tests.support.reward_server import reward_server
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = {
@@ -55,6 +56,22 @@ def test_a_ray_pipeline_scores_pairs(tmp_path: Path) -> None:
     errors = dict(zip(rows["uid"].to_pylist(), rows["error"].to_pylist(), strict=True))
     assert {uid for uid, error in errors.items() if error} == broken.keys()
     assert np.isfinite(rows["score"].to_numpy()).sum() == 98
+
+
+@pytest.mark.system
+def test_a_captioner_learns_from_a_reward_server(tmp_path: Path) -> None:
+    pytest.importorskip("trl", reason="needs TRL: pip install capeval[trl]")
+    small = ["--scenes", "64", "--warm-up", "2", "--steps", "2", "--picture", str(tmp_path / "reward.png")]
+    with reward_server("pacs", "--weights", "tiny") as server:
+        done = subprocess.run(
+            [sys.executable, "-m", "examples.grpo_captioner", *small],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env={**ENVIRONMENT, "CAPEVAL_SERVER": server.address},
+        )
+    assert done.returncode == 0, done.stderr
+    assert "true captions" in done.stdout and (tmp_path / "reward.png").stat().st_size > 0
 
 
 @pytest.mark.system

@@ -31,7 +31,9 @@ def run(arguments: list[str]) -> int:
         for name in flags.names:
             publications.append(publishing.card(name, space))
     else:
-        weights = publishing.weights(flags.folder, space, flags.name, flags.permission, flags.private)
+        weights = publishing.weights(
+            flags.folder, space, flags.name, flags.permission, flags.private, flags.install_from
+        )
         publications.append(weights)
     if flags.dry_run:
         # The plan first, then everything that would be refused, so that one trial finds all of it.

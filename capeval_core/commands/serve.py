@@ -13,6 +13,7 @@ from capeval_core.registry import list_metrics
 
 _SERVED_OPTIONS = ("weights", "device", "dtype", "batch_size", "exif")
 _REQUESTS = 256  # that are in work at once; more are answered with 503
+_BACKLOG = 2048  # connections that wait to be accepted, as of uvicorn
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
@@ -48,6 +49,7 @@ def run(arguments: list[str]) -> int:
         import uvicorn
     with needs("starlette", "serve"):
         from capeval_core.integrations import serving
+        from capeval_core.integrations.serving.connections import HeaderDeadline
 
     options = chosen(flags, CommonOptions)
     batches = {"batch_captions": flags.batch_captions, "seconds": flags.wait / 1000}
@@ -56,8 +58,15 @@ def run(arguments: list[str]) -> int:
     for name, metric in server.metrics.items():
         print(f"{name}: {metric.signature()}", flush=True)
     config = uvicorn.Config(
-        server.app, log_level="warning", access_log=False, limit_concurrency=_REQUESTS, timeout_keep_alive=30
+        server.app,
+        http=HeaderDeadline,
+        ws="none",
+        log_level="warning",
+        access_log=False,
+        limit_concurrency=_REQUESTS,
+        timeout_keep_alive=30,
     )
+    listening.listen(_BACKLOG)  # so that who reads the next line is not refused
     host = f"[{flags.host}]" if ":" in flags.host else flags.host
     print(f"served at http://{host}:{flags.port} (Ctrl-C ends it)", flush=True)
     with interruptible("the server has ended"):

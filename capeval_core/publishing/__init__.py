@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from jinja2 import Environment, PackageLoader
 
+from capeval_core.encoders.dual import DualEncoder
 from capeval_core.errors import did_you_mean, expanded_path
 from capeval_core.metric_text import MetricDescription
 from capeval_core.project import __version__
@@ -91,9 +92,17 @@ def metric_space(name: str, namespace: str, install_from: str) -> Publication:
 
 
 def weights(
-    folder: str | os.PathLike[str], namespace: str, name: str | None, permission: str | None, private: bool
+    folder: str | os.PathLike[str],
+    namespace: str,
+    name: str | None,
+    permission: str | None,
+    private: bool,
+    install_from: str | None = None,
 ) -> Publication:
-    """The repository of a weights folder, opened as users open it; a private one needs no permission."""
+    """The repository of a weights folder, opened as users open it; a private one needs no permission.
+
+    install_from: where an Inference Endpoint installs capeval from; None: without the files of one.
+    """
     path = expanded_path(folder)
     if not path.is_dir():
         raise PublishError(f"{path} is not a folder: pass one that `capeval convert` has made")
@@ -141,6 +150,8 @@ def weights(
     for file in _files_read(opened):
         if file in regular_files:
             files[file] = regular_files[file]
+    if install_from is not None:
+        files |= _endpoint(network, entry, install_from)
     sent = set(files)
     if card_file is None:  # a card in the folder is then not the one that is sent
         sent.discard(CARD)
@@ -152,6 +163,19 @@ def weights(
         not_sent=_not_sent(path, sent),
         refusals=refusals,
     )
+
+
+def _endpoint(network: object, entry: WeightsEntry | None, install_from: str) -> dict[str, bytes]:
+    """What an Inference Endpoint needs beside the weights: its handler, and what it installs."""
+    if not isinstance(network, DualEncoder):
+        raise PublishError(
+            "install from: a handler scores captions of images, which no metric does with these weights "
+            "alone: publish them without it"
+        )
+    metrics = entry.metrics if entry is not None else ()
+    handler = _CARDS.get_template("handler.py.j2").render(metric=metrics[0] if metrics else "pacs")
+    requirements = _installing("capeval[serve]\n", install_from)
+    return {"handler.py": handler.encode(), "requirements.txt": requirements.encode()}
 
 
 def _files_read(folder: saved.WeightsFolder) -> list[str]:

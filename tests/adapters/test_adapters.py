@@ -9,7 +9,9 @@ import pytest
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("package", ["torchmetrics", "lmms_eval", "inspect_ai", "trl"])
+@pytest.mark.parametrize(
+    "package", ["torchmetrics", "lmms_eval", "inspect_ai", "trl", "verl", "openrlhf", "nemo_gym"]
+)
 def test_the_package_gives_the_number(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(package, reason="installed by the extra of its name")
     monkeypatch.chdir(tmp_path)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import tempfile
 from typing import Any
+from unittest import mock
 
 import capeval_core
 from capeval_core.integrations import reward
+from examples import reward_client
 from tests.adapters import CAPTIONS, IMAGES, REFERENCES, Comparison
+from tests.support.reward_server import reward_server
 
 METRICS: dict[str, dict[str, Any]] = {
     "pacs": {"weights": "tiny"},
@@ -25,7 +28,7 @@ def policy() -> tuple[Any, Any]:
     words = sorted({word for caption in [*CAPTIONS, "describe the image"] for word in caption.split()})
     vocabulary = {word: i for i, word in enumerate(["<pad>", "<eos>", "<unk>", *words])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     opened: Any = PreTrainedTokenizerFast  # has no types
     fast = opened(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
     config = GPT2Config(
@@ -69,9 +72,27 @@ def trial() -> list[Comparison]:
         collected = trainer._calculate_rewards(
             inputs, [one["prompt"] for one in inputs], completions, [[1]] * len(inputs)
         )
+        with (
+            reward_server("pacs", "--weights", "tiny") as server,
+            mock.patch.object(reward_client, "SERVER", server.address),
+        ):
+            trainer.reward_funcs = [reward_client.reward]
+            trainer.reward_func_names = ["served"]
+            trainer.reward_processing_classes = [None]
+            rows = [
+                {"prompt": "describe the image", "image": Image.open(image), "references": references}
+                for image, references in zip(IMAGES, REFERENCES, strict=True)
+            ]
+            served = trainer._calculate_rewards(
+                rows, [row["prompt"] for row in rows], completions[: len(rows)], [[1]] * len(rows)
+            )
     if not logged or not all(0 <= value <= 1 for value in logged):
         raise RuntimeError(f"the training logged rewards {logged}")
-    compared = []
+    expected = capeval_core.load("pacs", weights="tiny").score(CAPTIONS, IMAGES)
+    compared = [
+        Comparison(f"served reward of completion {row}", expected.scores[row], served[row, 0].item())
+        for row in range(len(CAPTIONS))
+    ]
     for column, (name, options) in enumerate(METRICS.items()):
         metric = capeval_core.load(name, **options)
         expected = metric.score(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import importlib.util
 import json
 import os
 import re
@@ -11,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from capeval_core import load
+from capeval_core.demo import demo_set
 from capeval_core.registry import list_metrics, metric_class
 from tests.cli.conftest import Capeval, write_json
 from tests.hub import READER, WRITER, Hub, Repository, log_in, serving
@@ -178,6 +182,34 @@ def test_only_what_encoders_read_leaves_a_folder_of_weights(capeval: Capeval, hu
     assert not any(
         b"hf_secret" in content or b"root:" in content for content in [*hub.stored.values(), *held.values()]
     )
+
+
+def test_weights_have_the_handler_of_an_inference_endpoint(
+    capeval: Capeval, hub: Hub, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler is opened from the repository's files, as the endpoint does it."""
+    pytest.importorskip("starlette", reason="needs starlette: pip install capeval[serve]")
+    assert capeval("publish", "weights", folder, "--install-from", SOURCE).status == 0
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    for name, content in files(hub, "capeval/mine").items():
+        (repository / name).write_bytes(content)
+    assert (repository / "requirements.txt").read_text() == f"capeval[serve] @ {SOURCE}\n"
+    spec = importlib.util.spec_from_file_location("handler", repository / "handler.py")
+    assert spec is not None and spec.loader is not None
+    handler = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(handler)
+    item = demo_set()[0]
+    image = {"bytes": base64.b64encode(item.image.read_bytes()).decode()}
+    for metrics in ("", "clips pacs"):
+        monkeypatch.setenv("CAPEVAL_METRICS", metrics)
+        endpoint = handler.EndpointHandler(str(repository))
+        reply = endpoint({"inputs": {"captions": [item.good], "images": [image]}})
+        assert list(reply["results"]) == (metrics.split() or ["pacs"])
+        expected = load("pacs", weights=folder).score([item.good], [item.image]).scores
+        assert reply["results"]["pacs"]["scores"] == pytest.approx(expected, abs=1e-6)
+    refused = capeval("publish", "weights", folder, "--install-from", "https://host/a.whl?token=hf_secret")
+    assert refused.status == 2 and "install from" in refused.err
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "vocab.txt", "README.md"])

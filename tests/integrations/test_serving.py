@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import base64
 import concurrent.futures
+import contextlib
 import io
 import json
-import os
 import random
 import re
 import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from PIL import Image
@@ -25,6 +26,7 @@ from capeval_core.cli import main
 from capeval_core.demo import demo_set
 from capeval_core.registry import metric_class
 from capeval_core.testing import count_forwards
+from tests.support.reward_server import ENVIRONMENT, free_port, reward_server
 from tests.support.seams import LIMITS
 from tools.documents import CHECKOUT
 
@@ -34,6 +36,7 @@ pytest.importorskip("httpx")
 from starlette.testclient import TestClient
 
 from capeval_core.integrations import serving
+from capeval_core.integrations.serving.endpoint import Endpoint
 
 ITEMS = demo_set()
 CAPTIONS = [getattr(item, kind) for item in ITEMS for kind in ("good", "subtly_wrong", "unrelated")]
@@ -115,28 +118,41 @@ def test_the_oldest_images_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert statuses == [409, 200]
 
 
-def test_scores_do_not_depend_on_what_else_is_in_the_batch(
-    server: TestClient, expected: dict[str, list[float]]
-) -> None:
-    """Random requests from many threads, whose batches mix; each reply is that of the metric alone."""
-
-    def ask(seed: int) -> None:
-        draw = random.Random(seed)
+def test_scores_do_not_depend_on_what_else_is_in_the_batch(server: TestClient) -> None:
+    """Random requests from many threads, whose batches mix; `benchmarks.serving` sends 10,000 of them."""
+    draw = random.Random(0)
+    contents = []
+    for number in range(120):
         rows = draw.choices(range(len(CAPTIONS)), k=draw.randint(1, 9))
-        metrics = draw.choice([["pacs"], ["clips"], ["clips", "pacs"]])
-        content = {
-            "captions": [CAPTIONS[row] for row in rows],
-            "images": [FILES[row] for row in rows],
-            "metrics": metrics,
-        }
-        reply = server.post("/score", json=content).json()["results"]
-        assert list(reply) == [name for name in ("pacs", "clips") if name in metrics]
-        for name in metrics:
-            assert reply[name]["scores"] == pytest.approx([expected[name][row] for row in rows], abs=1e-6)
+        contents.append(
+            {
+                # Captions that come once: features of those that came before are in a cache.
+                "captions": [
+                    f"{CAPTIONS[row]} {number} " + "and so on " * draw.randint(0, 9) for row in rows
+                ],
+                "images": [FILES[row] for row in rows],
+                "metrics": draw.choice([["pacs"], ["clips"], ["clips", "pacs"]]),
+            }
+        )
+
+    def ask(content: dict[str, Any]) -> dict[str, Any]:
+        results: dict[str, Any] = server.post("/score", json=content).json()["results"]
+        return results
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        for _ in pool.map(ask, range(120)):
-            pass
+        replies = list(pool.map(ask, contents))
+    for name in ("pacs", "clips"):
+        captions = []
+        images = []
+        scores = []
+        for content, reply in zip(contents, replies, strict=True):
+            assert reply.keys() == set(content["metrics"])
+            if name in reply:
+                captions += content["captions"]
+                images += [base64.b64decode(image["bytes"]) for image in content["images"]]
+                scores += reply[name]["scores"]
+        alone = capeval_core.load(name, weights="tiny").score(captions, images)
+        assert scores == pytest.approx(alone.scores, abs=1e-6)
     counters = server.get("/metrics").text
     batches = int(re.search(r"^capeval_batches_total (\d+)$", counters, re.MULTILINE)[1])  # type: ignore[index]
     assert batches > 0 and "capeval_captions_waiting 0" in counters
@@ -338,35 +354,39 @@ def test_openrlhf_gets_its_rewards(server: TestClient, expected: dict[str, list[
         assert server.post("/reward", json={**content, **change}).status_code == 422
 
 
+def test_an_inference_endpoint_replies_as_the_server(server: TestClient) -> None:
+    content = {"captions": CAPTIONS[:3], "images": FILES[:3]}
+    endpoint = Endpoint("tiny")
+    reply = endpoint({"inputs": content})
+    served = server.post("/score", json={**content, "metrics": ["pacs"]}).json()
+    assert reply.keys() == served.keys() and reply["digests"] == served["digests"]
+    result = reply["results"]["pacs"]
+    served_result = served["results"]["pacs"]
+    assert result["scores"] == pytest.approx(served_result["scores"], abs=1e-6)
+    assert result | {"scores": ANY, "parts": ANY} == served_result
+    (digest, *_) = reply["digests"]
+    again = endpoint({"inputs": {"captions": CAPTIONS[:1], "images": [{"digest": digest}]}})
+    assert again["results"]["pacs"]["scores"] == pytest.approx(
+        reply["results"]["pacs"]["scores"][:1], abs=1e-6
+    )
+    broken = {"captions": ["a"], "images": [sent(b"no image")]}
+    with pytest.raises(ValueError) as refused:
+        endpoint({"inputs": broken})
+    assert (
+        json.loads(str(refused.value)) == server.post("/score", json={**broken, "metrics": ["pacs"]}).json()
+    )
+    for data in ({"inputs": "a dog"}, {}, {"inputs": content, "parameters": {"metrics": ["clips"]}}):
+        with pytest.raises(ValueError, match="inputs"):
+            endpoint(data)
+
+
 # ---- the process, and the client that trainers use
 
 
 @pytest.mark.system
-def test_a_killed_server_costs_no_reward(tmp_path: Path, expected: dict[str, list[float]]) -> None:
+def test_a_killed_server_costs_no_reward(expected: dict[str, list[float]]) -> None:
     """The client of `examples/` asks again while the server is killed and started anew."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "capeval_core",
-        "serve",
-        "pacs",
-        "--weights",
-        "tiny",
-        "--port",
-        str(port),
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(CHECKOUT)}
-
-    def started() -> subprocess.Popen[str]:
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        while "served at" not in process.stdout.readline():
-            assert process.poll() is None
-        return process
-
+    port = free_port()
     asking = f"""
 import sys
 sys.path.insert(0, {str(CHECKOUT / "examples")!r})
@@ -374,32 +394,57 @@ import reward_client
 from tests.integrations.test_serving import CAPTIONS, IMAGES
 reward_client.SERVER = "http://127.0.0.1:{port}"
 for _ in range(30):
-    print(*reward_client.scores(CAPTIONS, IMAGES, tries=12), flush=True)
-infos = [{{"image": image}} for image in IMAGES]
-of_rows = [
-    reward_client.compute_score(solution_str=text, extra_info=info) for text, info in zip(CAPTIONS, infos)
-]
-print(*of_rows)
-print(*reward_client.compute_score(solution_strs=CAPTIONS, extra_infos=infos))
-print(*reward_client.reward([[{{"content": text}}] for text in CAPTIONS], image=IMAGES, prompts=[]))
+    print(*reward_client.ask(CAPTIONS, IMAGES)["scores"], flush=True)
 """
-    server = started()
-    try:
+    with reward_server("pacs", "--weights", "tiny", port=port) as server:
         client = subprocess.Popen(
-            [sys.executable, "-c", asking], env=environment, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", asking], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
         )
         assert client.stdout is not None
         lines = [client.stdout.readline() for _ in range(3)]
-        server.kill()
-        server.wait()
-        server = started()
+        server.process.kill()
+    with reward_server("pacs", "--weights", "tiny", port=port):
         output, _ = client.communicate(timeout=300)
-        lines += output.splitlines()
-    finally:
-        server.kill()
-    assert client.returncode == 0 and len(lines) == 33
+    lines += output.splitlines()
+    assert client.returncode == 0 and len(lines) == 30
     for line in lines:
         assert [float(score) for score in line.split()] == pytest.approx(expected["pacs"], abs=1e-6)
+
+
+@pytest.mark.system
+def test_headers_that_do_not_end_leave_the_server_free() -> None:
+    """As many connections as it takes, each with half of its headers, one more byte now and then."""
+    patient = "from capeval_core.limits import LIMITS; LIMITS.served_header_seconds = 2.0"
+    with (
+        reward_server("pacs", "--weights", "tiny", first=patient) as server,
+        contextlib.ExitStack() as connections,
+    ):
+        idle = [
+            connections.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            for _ in range(256)
+        ]
+        for connection in idle[:128]:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost:")
+        for connection in idle[128:]:  # a further request of a connection that had an answer
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\nGET /health HTTP/1.1\r\nHo")
+        closed = 0
+        while closed < len(idle):
+            closed = 0
+            for connection in idle:
+                connection.setblocking(False)
+                with contextlib.suppress(BlockingIOError, ConnectionError):
+                    connection.sendall(b"a")
+                try:
+                    while connection.recv(4096):
+                        pass
+                except BlockingIOError:
+                    continue
+                except ConnectionError:
+                    pass
+                closed += 1
+            threading.Event().wait(0.2)
+        with urllib.request.urlopen(f"{server.address}/health", timeout=60) as reply:
+            assert reply.status == 200
 
 
 def test_the_command_refuses_what_it_cannot_serve(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,15 +18,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from capeval_core.errors import naming
 from capeval_core.integrations.metric_specs import open_one
 from capeval_core.integrations.serving.batching import Batcher, Job, QueueFullError
 from capeval_core.integrations.serving.requests import (
     ImageStore,
     RefusedError,
+    checked_request,
     read_json,
     read_remote,
-    read_request,
     read_verify,
     reply_of,
 )
@@ -193,15 +192,9 @@ class Server:
 
     async def _results(self, content: Mapping[str, Any]) -> Any:
         """A request and its results by metric."""
-        scored, samples = await self._read(self._checked, content)
+        scored, samples = await self._read(checked_request, content, self.metrics, self.images)
         future = self.batcher.submit(Job(samples))
         return scored, await asyncio.wrap_future(future)
-
-    def _checked(self, content: Mapping[str, Any]) -> Any:
-        """A request, and its samples by metric, checked before any model runs."""
-        with naming(notes=False):
-            scored = read_request(content, list(self.metrics), self.images)
-            return scored, {name: scored.samples(self.metrics[name]) for name in scored.metrics}
 
     async def _read(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What a function makes, in a thread that reads."""

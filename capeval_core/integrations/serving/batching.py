@@ -128,7 +128,7 @@ class Batcher(threading.Thread):
         """Score jobs together; where that fails, each by itself, so that none pays for another one."""
         awaited = [job for job in jobs if job.results.set_running_or_notify_cancel()]
         try:
-            results = self._results(awaited)
+            results = results_of(self._metrics, awaited)
         except BaseException as error:  # whatever it is, it is the answer to the requests
             if len(awaited) == 1:
                 awaited[0].results.set_exception(_answerable(error))
@@ -141,24 +141,25 @@ class Batcher(threading.Thread):
 
     def _score_alone(self, job: Job) -> None:
         try:
-            job.results.set_result(self._results([job])[0])
+            job.results.set_result(results_of(self._metrics, [job])[0])
         except BaseException as error:
             job.results.set_exception(_answerable(error))
 
-    def _results(self, jobs: Sequence[Job]) -> list[dict[str, Result]]:
-        """The results of each job by metric."""
-        results: list[dict[str, Result]] = [{} for _ in jobs]
-        for name, metric in self._metrics.items():
-            asking = [number for number, job in enumerate(jobs) if name in job.samples]
-            if not asking:
-                continue
-            samples = joined([jobs[number].samples[name] for number in asking])
-            with naming(notes=False):
-                result = metric.combine(metric.encode_all(samples))
-            labels = [str(number) for number in asking for _ in range(jobs[number].captions)]
-            for number, part in result.by(labels).items():
-                results[int(number)][name] = part
-        return results
+
+def results_of(metrics: Mapping[str, CaptionMetric], jobs: Sequence[Job]) -> list[dict[str, Result]]:
+    """The results of each job by metric, where a metric scores the captions of all jobs together."""
+    results: list[dict[str, Result]] = [{} for _ in jobs]
+    for name, metric in metrics.items():
+        asking = [number for number, job in enumerate(jobs) if name in job.samples]
+        if not asking:
+            continue
+        samples = joined([jobs[number].samples[name] for number in asking])
+        with naming(notes=False):
+            result = metric.combine(metric.encode_all(samples))
+        labels = [str(number) for number in asking for _ in range(jobs[number].captions)]
+        for number, part in result.by(labels).items():
+            results[int(number)][name] = part
+    return results
 
 
 def _answerable(error: BaseException) -> Exception:

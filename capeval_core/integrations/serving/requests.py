@@ -21,7 +21,7 @@ from typing import Any
 
 from PIL import Image
 
-from capeval_core.errors import InputError, Problem, Problems, at
+from capeval_core.errors import InputError, Problem, Problems, at, naming
 from capeval_core.inputs.images import FORMATS, Visual, image_error
 from capeval_core.inputs.samples import Samples, argument_of
 from capeval_core.integrations.rewards import without_reasoning
@@ -192,6 +192,15 @@ def read_request(content: Mapping[str, Any], served: Sequence[str], images: Imag
         visuals, digests = _visuals(content[arguments[0]], arguments[0], images)
     argument = arguments[0] if arguments else None
     return ScoreRequest(metrics, captions, argument, visuals, digests, content.get("references"), prompts)
+
+
+def checked_request(
+    content: Mapping[str, Any], metrics: Mapping[str, CaptionMetric], images: ImageStore
+) -> tuple[ScoreRequest, dict[str, Samples]]:
+    """A request, and its samples by metric, checked before any model runs. Raises RefusedError."""
+    with naming(notes=False):
+        request = read_request(content, list(metrics), images)
+        return request, {name: request.samples(metrics[name]) for name in request.metrics}
 
 
 def _check_extent(captions: list[Any], references: Any, videos: Any) -> None:
