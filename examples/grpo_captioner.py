@@ -132,9 +132,9 @@ def is_true(scene, caption):
 
 def main():
     parser = argparse.ArgumentParser(description="Train a small captioner with rewards of `capeval serve`.")
-    parser.add_argument("--scenes", type=int, default=1200)
-    parser.add_argument("--warm-up", type=int, default=300, help="steps on captions, of 32 each")
-    parser.add_argument("--steps", type=int, default=150, help="of GRPO, of 8 images with 8 captions each")
+    parser.add_argument("--scenes", type=int, default=3000)
+    parser.add_argument("--warm-up", type=int, default=1200, help="steps on captions, of 32 each")
+    parser.add_argument("--steps", type=int, default=120, help="of GRPO, of 8 images with 8 captions each")
     parser.add_argument("--picture", default="reward.png")
     arguments = parser.parse_args()
     set_seed(0)

@@ -121,7 +121,7 @@ def test_the_oldest_images_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_scores_do_not_depend_on_what_else_is_in_the_batch(server: TestClient) -> None:
     """Random requests from many threads, whose batches mix; `benchmarks.serving` sends 10,000 of them."""
     draw = random.Random(0)
-    contents = []
+    contents: list[dict[str, Any]] = []
     for number in range(120):
         rows = draw.choices(range(len(CAPTIONS)), k=draw.randint(1, 9))
         contents.append(
@@ -142,9 +142,9 @@ def test_scores_do_not_depend_on_what_else_is_in_the_batch(server: TestClient) -
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         replies = list(pool.map(ask, contents))
     for name in ("pacs", "clips"):
-        captions = []
-        images = []
-        scores = []
+        captions: list[str] = []
+        images: list[bytes] = []
+        scores: list[float] = []
         for content, reply in zip(contents, replies, strict=True):
             assert reply.keys() == set(content["metrics"])
             if name in reply:

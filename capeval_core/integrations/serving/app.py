@@ -64,7 +64,7 @@ class Server:
         metrics: Mapping[str, CaptionMetric],
         *,
         token: str | None = None,
-        batch_captions: int = 256,
+        batch_captions: int = 512,
         seconds: float = 0.005,
     ) -> None:
         self.metrics = dict(metrics)
