@@ -36,7 +36,6 @@ pytest.importorskip("httpx")
 from starlette.testclient import TestClient
 
 from capeval_core.integrations import serving
-from capeval_core.integrations.serving.endpoint import Endpoint
 
 ITEMS = demo_set()
 CAPTIONS = [getattr(item, kind) for item in ITEMS for kind in ("good", "subtly_wrong", "unrelated")]
@@ -356,7 +355,7 @@ def test_openrlhf_gets_its_rewards(server: TestClient, expected: dict[str, list[
 
 def test_an_inference_endpoint_replies_as_the_server(server: TestClient) -> None:
     content = {"captions": CAPTIONS[:3], "images": FILES[:3]}
-    endpoint = Endpoint("tiny")
+    endpoint = serving.Endpoint("tiny")
     reply = endpoint({"inputs": content})
     served = server.post("/score", json={**content, "metrics": ["pacs"]}).json()
     assert reply.keys() == served.keys() and reply["digests"] == served["digests"]
