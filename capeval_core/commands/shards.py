@@ -169,7 +169,7 @@ def _finish(
     if rate is not None:
         lines.append(["rate", rate])
     lines.append(["manifest", f"{output}/{flags.manifest}"])
-    status = _summarize(metric.title, results, failures, *lines, whole=rate is not None)
+    status = _summarize(metric.title, results, failures, *lines, says_all=rate is not None)
     if rate is None:
         print()
     return status
@@ -247,11 +247,11 @@ class _Progress:
 
 
 def _summarize(
-    title: str, results: list[Any], failures: dict[str, str], *more: Sequence[str], whole: bool = True
+    title: str, results: list[Any], failures: dict[str, str], *more: Sequence[str], says_all: bool = True
 ) -> int:
     """Print the outcome of all shards by one metric; the exit status.
 
-    whole: also what is said once for all metrics.
+    says_all: also what is said once for all metrics.
     """
     finished = [result for result in results if result.skipped]
     shards = len(results) + len(failures)
@@ -282,7 +282,7 @@ def _summarize(
     if unread:
         lines.append(["not read", _shortened([*unread])])
     terminal.summary(*lines, *more, ["signature", results[0].signature if results else "n/a"])
-    if not whole:
+    if not says_all:
         _complain_of_rows(results, failed)
         return 1 if failures or 0 < rows == failed else 0
     tell_of_images(traits, sum(result.scored for result in results))

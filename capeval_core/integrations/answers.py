@@ -61,8 +61,8 @@ class Answers:
         # rows together, since a tokenizer is fast by batches only.
         low = [0] * len(rows)
         high = [len(ids) for ids in rows]
-        whole = self._holds_prompt(rows)
-        while any(low[i] < high[i] for i in range(len(rows)) if whole[i]):
+        has_prompt = self._holds_prompt(rows)
+        while any(low[i] < high[i] for i in range(len(rows)) if has_prompt[i]):
             middle = [(least + most) // 2 for least, most in zip(low, high, strict=True)]
             beginnings = [ids[:length] for ids, length in zip(rows, middle, strict=True)]
             for i, holds in enumerate(self._holds_prompt(beginnings)):
@@ -70,7 +70,7 @@ class Answers:
                     low[i], high[i] = (low[i], middle[i]) if holds else (middle[i] + 1, high[i])
         answers = []
         for i, ids in enumerate(rows):
-            answers.append(ids[low[i] :] if whole[i] else ids)
+            answers.append(ids[low[i] :] if has_prompt[i] else ids)
         texts = self.processor.batch_decode(answers, skip_special_tokens=skip_special_tokens)
         return [text.strip() for text in texts]
 

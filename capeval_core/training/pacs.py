@@ -467,8 +467,8 @@ class PacsObjective(Objective):
             return scores
 
         captions = [self.data.texts[caption] for caption in pairs.captions.tolist()]
-        shown = HeldOut(captions, lambda row: self.data.captioned.visual(int(pairs.images[row])), cosines)
-        return Looks(0, training.evaluate_every, training.patience, loss, VALIDATION, shown)
+        held_out = HeldOut(captions, lambda row: self.data.captioned.visual(int(pairs.images[row])), cosines)
+        return Looks(0, training.evaluate_every, training.patience, loss, VALIDATION, held_out)
 
 
 def train_pacs(training: PacsTraining, data: PairData, out: Path, *, report: Report) -> Path:

@@ -62,8 +62,9 @@ def _scored(metric: str, options: Mapping[str, Any], folder: Path, kept: Path) -
 
 
 def _paired(comparison: Any) -> dict[str, Any]:
-    """The numbers of a paired test; the same by image has a test of its own."""
-    return {name: value for name, value in vars(comparison).items() if name != "by_image"}
+    """The numbers of a paired test; the same by image has a test of its own, and so has the direction."""
+    others = ("by_image", "higher_is_better")
+    return {name: value for name, value in vars(comparison).items() if name not in others}
 
 
 def _opened(metric: str, options: Mapping[str, Any], folder: Path, given: list[Any]) -> Any:

@@ -82,8 +82,8 @@ def _mark(digests: NDArray[Any], is_duplicate: NDArray[np.bool_]) -> None:
         rows_of_pass = []
         for start in range(0, len(digests), BATCH_ROWS):
             words = np.asarray(digests[start : start + BATCH_ROWS]).view(np.uint64).reshape(-1, 2)
-            chosen = words.any(axis=1) & (words[:, 1] % np.uint64(passes) == number)
-            rows_of_pass.append(np.flatnonzero(chosen) + start)
+            is_in_pass = words.any(axis=1) & (words[:, 1] % np.uint64(passes) == number)
+            rows_of_pass.append(np.flatnonzero(is_in_pass) + start)
         rows = np.concatenate(rows_of_pass)
         words = np.asarray(digests[rows]).view(np.uint64).reshape(-1, 2)
         order = np.lexsort((words[:, 1], words[:, 0]))  # stable: equal ones stay in the order of rows
