@@ -286,10 +286,14 @@ def _warn_of_unlisted(rows: pa.Table, words: ObjectWords) -> None:
     for name in names[:3]:
         mentioned = " and ".join(dict.fromkeys(words.named(name))) or "no object"
         examples.append(f"{name[:40]!r} (mentions {mentioned})")
-    count = "1 reference looks" if len(names) == 1 else f"{len(names):,} references look"
+    look = f"{len(names):,} references look like names of objects"
+    reading = "are read as captions"
+    if len(names) == 1:
+        look = "1 reference looks like the name of an object"
+        reading = "is read as a caption"
+    fix = "name objects as the list does, or pass synonyms=... that has them"
     warn(
-        f"chair: {count} like names of objects that the list of synonyms does not have, and are read as "
-        f"captions: {', '.join(examples)}: name objects as the list does, or pass synonyms=... that has them"
+        f"chair: {look} that the list of synonyms does not have, and {reading}: {', '.join(examples)}: {fix}"
     )
 
 
