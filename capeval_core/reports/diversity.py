@@ -64,6 +64,8 @@ def diversity(
     (2, 0.5, 0.6, 0.3333333333333333)
     >>> print(diversity(["A dog runs.", "a dog runs", "a cat"]))
     2 distinct, 2.7 words on average, 50.0% of words and 60.0% of word pairs distinct
+    >>> diversity(["a dog", "a cat"], truncated=1).numbers()["captions_truncated"]
+    0.5
     """
     sentences = [_words(caption) for caption in captions]
     words: set[str] = set()

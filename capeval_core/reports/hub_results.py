@@ -100,7 +100,9 @@ def every_eval_ever(system: System, columns: Sequence[Any], evaluation: Evaluati
     for column in columns:
         cell = system.cells[column.name]
         for key, value in cell.result.numbers.items():
-            if math.isfinite(value):
+            # Further numbers may have the other direction, as the recall beside CHAIR-i.
+            has_direction = key == cell.result.key or cell.result.higher_is_better
+            if math.isfinite(value) and has_direction:
                 results.append(_result(column, cell, key, value, evaluation))
         samples += _samples(system, column, evaluation)
     lines = "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples).encode()

@@ -74,6 +74,18 @@ def test_every_eval_ever_has_each_number_and_each_caption(score: Any, tmp_path: 
     assert samples[0]["input"]["reference"] == REFERENCES["p0"]
 
 
+def test_a_record_says_where_lower_is_better(score: Any, capeval: Capeval, tmp_path: Path) -> None:
+    captions = write_json(tmp_path / "shapes.json", {"1": "a circle", "2": "a box"})
+    objects = write_json(tmp_path / "objects.json", {"1": ["circle"], "2": []})
+    files = ["--candidates", captions, "--objects", objects, "--synonyms", "tiny"]
+    assert capeval("score", "chair", *files, "--every-eval-ever", tmp_path / "low", *ABOUT).status == 0
+    assert score("--every-eval-ever", tmp_path / "high", *ABOUT).status == 0
+    for name, lower_is_better in (("low", True), ("high", False)):
+        numbers = records_of(tmp_path / name)[0]["evaluation_results"]
+        assert {each["metric_config"]["lower_is_better"] for each in numbers} == {lower_is_better}
+        assert not any(each["metric_config"]["metric_id"] == "capeval.recall" for each in numbers)
+
+
 def test_the_same_scores_are_one_record(score: Any, tmp_path: Path) -> None:
     out = tmp_path / "records"
     for _ in range(2):
