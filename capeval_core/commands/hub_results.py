@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from capeval_core.commands import common
-from capeval_core.reports.hub_results import Evaluation, eval_results, evaluation_of, every_eval_ever
+from capeval_core.publishing import HUB_NAME
+from capeval_core.reports.hub_results import Evaluation, eval_results, every_eval_ever
 from capeval_core.reports.tables import System, Systems
 
 
@@ -25,7 +27,14 @@ def check(flags: Namespace, systems: Sequence[str]) -> Evaluation | None:
         raise ValueError("--eval-results and --every-eval-ever are of one model: score its captions alone")
     if flags.model is None or flags.dataset is None:
         raise ValueError("--eval-results and --every-eval-ever need --model ORGANISATION/NAME and --dataset")
-    evaluation = evaluation_of(flags.model, flags.dataset, flags.dataset_split, flags.evaluator)
+    if not _is_hub_name(flags.model, parts=2):
+        raise ValueError(f"--model {flags.model!r}: name it as the Hub does, ORGANISATION/NAME")
+    if not _is_hub_name(flags.dataset, parts=1) and not _is_hub_name(flags.dataset, parts=2):
+        raise ValueError(
+            f"--dataset {flags.dataset!r}: name it as the Hub does, or by letters, digits and . _ -"
+        )
+    now = datetime.now(UTC)
+    evaluation = Evaluation(flags.model, flags.dataset, flags.dataset_split, flags.evaluator, now)
     if flags.eval_results is not None and not evaluation.is_on_hub:
         raise ValueError(
             f"--eval-results: --dataset {flags.dataset} is not on the Hub: name ORGANISATION/NAME"
@@ -33,6 +42,12 @@ def check(flags: Namespace, systems: Sequence[str]) -> Evaluation | None:
     if flags.every_eval_ever is not None:
         common.check_folder(flags.every_eval_ever, flag="--every-eval-ever")
     return evaluation
+
+
+def _is_hub_name(name: str, *, parts: int) -> bool:
+    """The name has so many parts, each as the Hub allows: it names folders, too."""
+    names = name.split("/")
+    return len(names) == parts and all(HUB_NAME.fullmatch(part) for part in names)
 
 
 def write(flags: Namespace, compared: Systems, evaluation: Evaluation | None) -> None:

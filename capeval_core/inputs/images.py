@@ -216,10 +216,10 @@ InputImage = Visual[Image.Image]
 
 
 @dataclass(eq=False, slots=True)
-class Upright(Source[Image.Image]):
-    """An image, turned as its EXIF orientation says: everywhere, since its key is another one."""
+class Wrapped(Source[Any]):
+    """Another source, decoded in another way: name, path and value stay its own."""
 
-    source: Source[Image.Image]
+    source: Source[Any]
 
     @property
     def name(self) -> str:
@@ -238,6 +238,11 @@ class Upright(Source[Image.Image]):
     def on_disk(self) -> bool:
         return self.source.on_disk
 
+
+@dataclass(eq=False, slots=True)
+class Upright(Wrapped):
+    """An image, turned as its EXIF orientation says: everywhere, since its key is another one."""
+
     def compute_key(self) -> str:
         key = self.source.key
         # Two images of equal pixels may be turned differently.
@@ -246,7 +251,7 @@ class Upright(Source[Image.Image]):
         return f"upright-{key}"
 
     def decode(self, reduced: bool = False) -> Image.Image:
-        image = self.source.decode(reduced)
+        image: Image.Image = self.source.decode(reduced)
         self.traits = self.source.traits - {TURNED}
         turn = _TURNS.get(_orientation(image))
         return image if turn is None else image.transpose(turn)

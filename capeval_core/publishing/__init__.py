@@ -47,7 +47,7 @@ _PUBLISHABLE = [
     saved.TOKENIZER,
 ]
 """Files of a weights folder that may be published with the card: those that encoders read."""
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _VERSION = re.compile(r"v?\d+\.\d+(\.\d+)?")
 
 
@@ -271,7 +271,7 @@ def _installing(text: str, source: str) -> str:
 
 def _checked(name: str) -> str:
     """A namespace or a name that the Hub can have."""
-    if not _NAME.fullmatch(name):
+    if not HUB_NAME.fullmatch(name):
         raise PublishError(f"{name!r} is no name on the Hub: letters, digits, '-', '_' and '.'")
     return name
 

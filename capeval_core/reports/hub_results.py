@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -246,22 +246,3 @@ def _samples(system: System, column: MetricFacts, evaluation: Evaluation) -> lis
             }
         )
     return samples
-
-
-def evaluation_of(
-    model: str, dataset: str, split: str | None = None, evaluator: str | None = None
-) -> Evaluation:
-    """The evaluation of a model's captions on a data set, now. ValueError for names of another form."""
-    organisation, _, name = model.partition("/")
-    if not organisation or not name or "/" in name or _is_unsafe(model):
-        raise ValueError(f"--model {model}: name it as the Hub does, ORGANISATION/NAME")
-    if not dataset.strip() or dataset.count("/") > 1 or _is_unsafe(dataset):
-        raise ValueError(f"--dataset {dataset}: name it as the Hub does, or by a name without slashes")
-    return Evaluation(model, dataset, split, evaluator, datetime.now(UTC))
-
-
-def _is_unsafe(name: str) -> bool:
-    """The name cannot be that of folders on every system."""
-    # Windows allows none of these characters; `..` would write outside of the folder of records.
-    parts = name.split("/")
-    return any(part in ("", ".", "..") or set(part) & set('<>:"\\|?*\0') for part in parts)

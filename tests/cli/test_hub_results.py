@@ -123,6 +123,7 @@ def test_eval_results_are_read_by_the_hub_s_own_package(score: Any, tmp_path: Pa
         (["--every-eval-ever", "OUT", "--model", "captioner", "--dataset", "d"], "--model"),
         (["--every-eval-ever", "OUT", "--model", "acme/..", "--dataset", "d"], "--model"),
         (["--every-eval-ever", "OUT", "--model", "acme/m", "--dataset", "../../x"], "--dataset"),
+        (["--every-eval-ever", "OUT", "--model", "acme/m", "--dataset", "a\nb"], "--dataset"),
         (["--eval-results", "OUT", "--model", "acme/m", "--dataset", "coco"], "--dataset"),
         (["--model", "acme/m"], "--model"),
         (["--evaluator", "acme"], "--evaluator"),

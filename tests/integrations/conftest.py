@@ -1,4 +1,4 @@
-"""Pages in a real browser."""
+"""Pages in a real browser, and metrics of the scenes that a test trains a captioner on."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import pytest
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
+
+    from capeval_core.integrations import CaptionMetrics
+    from tests.integrations.captioner import Scenes
 
 PATIENCE = 600_000  # milliseconds, for the first score on a busy machine
 
@@ -54,3 +57,15 @@ def visit(browser: Browser) -> Iterator[Callable[..., Page]]:
     print("complaints:", *complaints, "failed requests:", *failed, sep="\n")
     assert not [url for url in outside if not re.match(r"(http://127\.0\.0\.1:\d+/|data:|blob:)", url)]
     assert not complaints
+
+
+@pytest.fixture
+def make(scenes: Scenes, weights: str) -> Callable[..., CaptionMetrics]:
+    """`CaptionMetrics` of the test's scenes, with other keywords where it gives some."""
+    from capeval_core.integrations import CaptionMetrics
+
+    def make(**keywords: Any) -> CaptionMetrics:
+        arguments = {"images": scenes.images, "references": scenes.references, "weights": weights, **keywords}
+        return CaptionMetrics(scenes.tokenizer, **arguments)
+
+    return make

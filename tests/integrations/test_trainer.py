@@ -43,15 +43,6 @@ def scenes() -> Scenes:
     return Scenes(COUNT)
 
 
-@pytest.fixture
-def make(scenes: Scenes, weights: str) -> Callable[..., CaptionMetrics]:
-    def make(**keywords: Any) -> CaptionMetrics:
-        chosen = {"images": scenes.images, "references": scenes.references, "weights": weights, **keywords}
-        return CaptionMetrics(scenes.tokenizer, **chosen)
-
-    return make
-
-
 def evaluation(scenes: Scenes, captions: list[str], labels: list[str] | None = None) -> EvalPrediction:
     return EvalPrediction(ids(scenes, captions), ids(scenes, scenes.captions if labels is None else labels))
 

@@ -29,15 +29,6 @@ def scenes() -> Scenes:
     return Scenes(COUNT)
 
 
-@pytest.fixture
-def make(scenes: Scenes, weights: str) -> Callable[..., CaptionMetrics]:
-    def make(**keywords: Any) -> CaptionMetrics:
-        chosen = {"images": scenes.images, "references": scenes.references, "weights": weights, **keywords}
-        return CaptionMetrics(scenes.tokenizer, **chosen)
-
-    return make
-
-
 class Part(torch.utils.data.Dataset[dict[str, Any]]):
     """Some rows of the scenes: an evaluation set of its own."""
 

@@ -18,11 +18,16 @@ from capeval_core.limits import LIMITS
 
 
 class Endpoint:
-    """What an endpoint calls.
+    """The handler that an endpoint makes once and calls for each request.
 
-    path: the folder of the repository, whose weights are those of the metrics.
+    Args:
+        path: the folder of the repository, whose weights are those of the metrics.
 
-    metrics: names, with blanks between them, unless the environment has others in CAPEVAL_METRICS.
+    The class attribute `metrics` holds names with blanks between them; the variable CAPEVAL_METRICS of the
+    environment replaces them.
+
+    Raises:
+        ValueError: a name of no metric, or weights that it cannot open.
     """
 
     metrics: ClassVar[str] = "pacs"

@@ -140,7 +140,8 @@ def score_by_metrics(
     """Score the rows of one shard by several metrics, each into a target of its own, as `score_shard` does.
 
     The shard is read once, its pictures are decoded once, and a network that several metrics share runs once.
-    Of an order of metrics, a score depends on neither it nor the other metrics, up to rounding.
+    A score depends neither on the other metrics, up to rounding (1e-6), nor on their order. The results are
+    in the order of `targets`; other arguments and errors are those of `score_shard`.
     """
     source_place = Place.of("source", source)
     column_of = check_columns(columns)

@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from capeval_core.inputs.images import ImageError, Source
+from capeval_core.inputs.images import ImageError, Source, Wrapped
 
 _BYTES = 256 << 20  # of pixels that are kept for the next metric
 
@@ -40,41 +40,27 @@ class SharedVisuals:
 
 @dataclass
 class _Memory:
-    """The bytes that are left for pixels; threads decode."""
+    """The bytes that pixels may still take; threads decode."""
 
-    left: int = _BYTES
+    free: int = _BYTES
     lock: Any = field(default_factory=threading.Lock)
 
     def take(self, count: int) -> bool:
         """Whether there was room for so many more bytes, which are taken."""
         with self.lock:
-            if count > self.left:
+            if count > self.free:
                 return False
-            self.left -= count
+            self.free -= count
             return True
 
 
 @dataclass(eq=False, slots=True)
-class _Decoded(Source[Any]):
+class _Decoded(Wrapped):
     """An image whose pixels, or what is wrong with it, stay in memory once it has been decoded."""
 
-    source: Source[Any]
     memory: _Memory
     picture: Image.Image | None = field(default=None, init=False, repr=False)
     error: ImageError | None = field(default=None, init=False, repr=False)
-
-    @property
-    def name(self) -> str:
-        return self.source.name
-
-    @property
-    def path(self) -> str | None:
-        """That of the file, for labels."""
-        return getattr(self.source, "path", None)
-
-    @property
-    def on_disk(self) -> bool:
-        return self.source.on_disk
 
     def compute_key(self) -> str:
         return self.source.key
