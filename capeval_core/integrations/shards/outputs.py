@@ -47,7 +47,8 @@ def outputs_in(folder: str | PathLike[str]) -> list[Place]:
     place = Place.of("folder", folder)
     outputs = [file for file in files_in(place) if file.name.endswith(".parquet") and file.name[0] != "."]
     if not outputs:
-        fix = "pass the folder that shards were scored into"
+        folder_of_one = "of several metrics that of one, such as OUTPUT/clips"
+        fix = f"pass the folder that shards were scored into, {folder_of_one}"
         raise file_error(place.address, "has no scores of shards (*.parquet)", fix)
     return outputs
 
