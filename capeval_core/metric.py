@@ -211,7 +211,7 @@ class CaptionMetric(ABC):
     reads_objects: ClassVar[bool] = False  # whether its references may be names of objects
     counts_words: ClassVar[bool] = False  # whether it compares words, which blanks part
     languages: ClassVar[tuple[str, ...]] = ()  # that its text encoder reads; none: any, or unknown
-    crops: ClassVar[bool] = True  # whether only the square in an image's centre is used
+    crops: ClassVar[bool] = True  # whether its release sees only the square in an image's centre
     part_titles: ClassVar[Mapping[str, str]] = {}  # papers' names of `Result.parts`, where they are others
     relative: ClassVar[str | None] = None  # why scores can be compared within one set only, if so
     advice: ClassVar[Mapping[str, Any]] = {}

@@ -66,7 +66,7 @@ class Result:
     summands: of a corpus metric such as BLEU, what each caption adds to the sums of its `formula`.
     range: least and greatest score by the metric's options, which intervals keep within.
     higher_is_better: whether a higher score is a better one, for `best` and `worst`.
-    reads: how many tokens of a caption the opened weights read, for `unseen`; 0: unknown.
+    reads: how many tokens of a caption the opened weights read, for `truncation_note`; 0: unknown.
     marked: which captions are truncated or empty, by the name of the count; None: read from a file.
     source: with the evidence, the metric, its samples and rows, which a bundle is made of.
     """
@@ -392,19 +392,19 @@ class Result:
         )
 
     @property
-    def lack(self) -> str | None:
+    def zero_reason(self) -> str | None:
         """Why a corpus number is zero, such as that no caption has four words in a row; None if it is not."""
-        return None if self.formula is None else self._clusters("lack").lack
+        return None if self.formula is None else self._clusters("zero_reason").zero_reason
 
     @property
-    def unseen_share(self) -> float:
+    def truncated_share(self) -> float:
         """The share of the captions' words that was not read, from 0 to 1."""
         return 1 - float(np.mean(self.parts.get("coverage") or [1.0]))
 
     @property
-    def unseen(self) -> str:
+    def truncation_note(self) -> str:
         """The share of words that was not read, above 5% with a metric that reads more; "" if all were."""
-        share = self.unseen_share
+        share = self.truncated_share
         if share < 0.005:
             return ""
         text = f"{share:.0%} of words were truncated"
@@ -464,12 +464,12 @@ def parts_of(values: Values, rows: pa.Table) -> dict[str, Any]:
 
 def warn_of(result: Result) -> None:
     """Warn of captions that are partly unread, and of a number that its formula's constants make."""
-    if result.unseen_share > _WARNED_SHARE:
-        warn(f"{result.metric}: {result.unseen}")
+    if result.truncated_share > _WARNED_SHARE:
+        warn(f"{result.metric}: {result.truncation_note}")
     # Of few captions a zero is nothing odd, and no interval is expected of them.
-    if result.lack is not None and len(result) >= statistics.LEAST_IMAGES:
+    if result.zero_reason is not None and len(result) >= statistics.LEAST_IMAGES:
         consequence = f"{result.key}={result.mean:.2g} is effectively 0, so no interval or test is available"
-        warn(f"{result.metric}: {result.lack}: {consequence}")
+        warn(f"{result.metric}: {result.zero_reason}: {consequence}")
 
 
 def plain(value: object) -> Any:

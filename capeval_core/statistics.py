@@ -174,7 +174,7 @@ class CorpusFormula:
     function: Callable[[Doubles], Doubles]
     needs: Mapping[str, str] = field(default_factory=dict)
 
-    def lack(self, sums: Doubles) -> str | None:
+    def zero_reason(self, sums: Doubles) -> str | None:
         """Why a set with these (k,) sums has the number 0, in words; None if it has not."""
         for name, reason in self.needs.items():
             if not sums[self.sums.index(name)] > 0:
@@ -244,9 +244,9 @@ class Clusters:
         return float(self.formula(total) if self.formula else total / self.counts.sum())
 
     @property
-    def lack(self) -> str | None:
+    def zero_reason(self) -> str | None:
         """Why the error of the number is unknown; None where it is not."""
-        return None if self.formula is None else self.formula.lack(self.sums.sum(axis=0))
+        return None if self.formula is None else self.formula.zero_reason(self.sums.sum(axis=0))
 
 
 def mean_interval(clusters: Clusters, *, level: float) -> Interval:
@@ -257,8 +257,8 @@ def mean_interval(clusters: Clusters, *, level: float) -> Interval:
     if n < LEAST_IMAGES:
         needs = f"needs at least {LEAST_IMAGES} {visuals} with a score, found {n}"
         raise ValueError(f"an interval {needs}: score more {visuals}")
-    if clusters.formula and clusters.lack:
-        raise ValueError(f"{clusters.formula.names[0]} has no interval: {clusters.lack}")
+    if clusters.formula and clusters.zero_reason:
+        raise ValueError(f"{clusters.formula.names[0]} has no interval: {clusters.zero_reason}")
     statistic = _Studentised(clusters)
     if not statistic.error:
         problem = f"the {n:,} {visuals} have the same score, which says nothing of the error of their mean"
@@ -284,7 +284,7 @@ def paired_comparison(first: Clusters, second: Clusters, *, level: float) -> Com
     first = first.take(in_first)
     second = second.take(in_second)
     means = (first.value, second.value) if n else (math.nan, math.nan)
-    problem = _lack_of_test(first, second, n)
+    problem = _no_test_reason(first, second, n)
     if problem:
         raise NoTestError(problem, means, n, left_out)
     difference = means[0] - means[1]
@@ -307,7 +307,7 @@ def paired_comparison(first: Clusters, second: Clusters, *, level: float) -> Com
     return Comparison(means, difference, interval, p_value, n, left_out, visual, by_image)
 
 
-def _lack_of_test(first: Clusters, second: Clusters, n: int) -> str:
+def _no_test_reason(first: Clusters, second: Clusters, n: int) -> str:
     """Why two systems on the same n images have no test; "" if they have one."""
     visual = first.visual
     if n < LEAST_IMAGES:
@@ -315,10 +315,11 @@ def _lack_of_test(first: Clusters, second: Clusters, n: int) -> str:
         return f"a comparison {needs}: score both systems on more {visual}s"
     if first.formula is None:
         return ""
-    if first.lack and second.lack:
-        return f"{first.formula.names[0]} has no test: in both systems {first.lack}"
-    if first.lack or second.lack:
-        return f"{first.formula.names[0]} has no test: in one of the systems {first.lack or second.lack}"
+    untested = f"{first.formula.names[0]} has no test"
+    if first.zero_reason and second.zero_reason:
+        return f"{untested}: in both systems {first.zero_reason}"
+    if first.zero_reason or second.zero_reason:
+        return f"{untested}: in one of the systems {first.zero_reason or second.zero_reason}"
     return ""
 
 

@@ -222,7 +222,7 @@ def test_the_range_is_never_left(name: str, weights: str, images: list[Path]) ->
         near = [{**end, "index": i, "group": str(i)} for i in range(5)] + [{**rows[2], "index": 5}]
         found = metric.combine(pa.Table.from_pylist(near, schema=metric.ROW))
         if (
-            found.relative is None and found.lack is None and np.ptp(found.scores) > 1e-9
+            found.relative is None and found.zero_reason is None and np.ptp(found.scores) > 1e-9
         ):  # else there is none
             interval = found.interval(level=0.999)
             assert low <= interval.low <= interval.high <= high

@@ -168,8 +168,13 @@ def test_a_file_of_an_absent_package_is_read_like_any_other() -> None:
     again = Result.from_dict(saved)
     assert [caption["index"] for caption in again.best(3)] == [1, 0, 2]
     assert [caption["index"] for caption in again.worst(1)] == [2]
-    assert again.unseen == first.unseen and "pacs reads 77 tokens" not in first.unseen
-    assert first.unseen.startswith("17% of words were truncated: ") and again.to_dict() == first.to_dict()
+    assert (
+        again.truncation_note == first.truncation_note and "pacs reads 77 tokens" not in first.truncation_note
+    )
+    assert (
+        first.truncation_note.startswith("17% of words were truncated: ")
+        and again.to_dict() == first.to_dict()
+    )
     earlier = {name: saved[name] for name in saved if name not in ("higher_is_better", "reads")}
     assert Result.from_dict(earlier).best(1)[0]["index"] == 2
-    assert Result.from_dict(earlier | {"metric": "pacs"}).unseen.endswith(": specs reads 248 tokens")
+    assert Result.from_dict(earlier | {"metric": "pacs"}).truncation_note.endswith(": specs reads 248 tokens")

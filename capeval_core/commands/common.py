@@ -19,7 +19,7 @@ from capeval_core.inputs.collection import Joined, read_collection
 from capeval_core.inputs.columns import FileOptions
 from capeval_core.inputs.files import bare, some_of
 from capeval_core.inputs.joining import names_below
-from capeval_core.inputs.samples import ARGUMENTS, medium_of
+from capeval_core.inputs.samples import ARGUMENTS, argument_of, medium_of
 from capeval_core.metric import CaptionMetric, Reranker
 from capeval_core.options import Settings
 from capeval_core.registry import media_of, metric_class
@@ -89,6 +89,18 @@ def read_metrics(
         has_medium = len(names) == 1 or bool(media_of(name))
         metrics.append(metric_class(name, flags.media if has_medium else None))
     return metrics, arguments_left
+
+
+def check_one_medium(metrics: Mapping[str, type[CaptionMetric]], advice: str) -> None:
+    """Refuse metrics, by the names that a message gives them, that are about different media."""
+    name_of_argument: dict[str, str] = {}
+    for name, metric in metrics.items():
+        argument = argument_of(metric.media)
+        if argument is not None:
+            name_of_argument[argument] = name
+    if len(name_of_argument) > 1:
+        abouts = [f"{name} is about {argument}" for argument, name in name_of_argument.items()]
+        raise ValueError(f"{' and '.join(abouts)}: score them {advice}")
 
 
 def media_words(metrics: Sequence[type[CaptionMetric]]) -> dict[str, str]:

@@ -326,7 +326,7 @@ def _messages(compared: Systems) -> list[str]:
                 number = getattr(counts, name)
                 if number:
                     reasons.append(f"{number:,} of {counts.captions:,} captions {name}")
-            reasons += [cell.result.unseen, cell.no_interval, cell.no_test]
+            reasons += [cell.result.truncation_note, cell.no_interval, cell.no_test]
             test = cell.comparison
             if test is not None:
                 reasons.append(test.unevenness(written))

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, Self
 
@@ -42,16 +42,21 @@ def _score(arguments: list[str]) -> int:
     text, arguments_left = terminal.first_named(arguments, "shards score", titles, open_ended=True)
     names = terminal.names_in(text) or [text]
     metrics, arguments_left = common.read_metrics("shards score", names, arguments_left)
-    commands = [common.command_of(metric) for metric in metrics]
-    about = "; ".join(f"{metric.title}: {metric.summary}" for metric in metrics)
+    commands = []
+    abouts = []
+    classes = {}
+    for metric in metrics:
+        commands.append(common.command_of(metric))
+        abouts.append(f"{metric.title}: {metric.summary}")
+        classes[metric.name] = metric.Options
     parser = terminal.parser_of(
         f"shards score {','.join(commands)}",
         "shards score METRIC",
-        about=about,
+        about="; ".join(abouts),
+        # Without a text --set is not in the help: options of a single metric are flags.
         own_options="" if len(metrics) == 1 else "an option of one of the metrics, such as pacs.w=1",
         **common.media_words(metrics),
     )
-    classes = {metric.name: metric.Options for metric in metrics}
     terminal.add_options(parser, "options of the metric", classes, _NOT_FOR_SHARDS)
     flags = parser.read(arguments_left)
     columns, on_ray = _check_flags(flags)
@@ -65,17 +70,19 @@ def _score(arguments: list[str]) -> int:
     from capeval_core.integrations.shards.run import score_one, score_shards
 
     scorers = _scorers(metrics, flags)
+    # Of several metrics each has a folder as of a run of its own, so that `check`, `filter` and later runs by
+    # one of them read it as such.
     folders = [""] if len(metrics) == 1 else [metric.name for metric in metrics]
     shards = plan_shards(flags.input, flags.output, folders)
     images = flags.images
     if images is not None:
         place = images_folder(images) if flags.ray is None else Place.of("images", images)
         images = place.path if place.is_local else images  # workers may have other current folders
-    stamps = [
-        settings_of(scorer, columns) for scorer in scorers
-    ]  # which opens the weights: missing ones end here
+    # This opens the weights: missing ones end here, in the words of this command, and not in a worker of Ray.
+    stamps = [settings_of(scorer, columns) for scorer in scorers]
     finished = refuse_other_scores(shards, stamps, images)
-    # Else there is nothing to do for others.
+    # Ray takes seconds to start, for nothing if all shards are finished. Failed rows, and features and keys
+    # that an earlier run did not write, are work in finished shards.
     on_ray &= finished < len(shards) or flags.retry_failed or flags.features or flags.duplicates
     settings = {
         "images": images,
@@ -94,14 +101,17 @@ def _score(arguments: list[str]) -> int:
             cluster = {"workers": flags.workers, "gpus": flags.gpus_per_worker, "address": flags.ray}
             outcomes: Iterable[Any] = score_shards(shards, scorers, settings, **cluster)
         else:
+            # The bar is of this process: workers of Ray report a shard when it is done.
             watched = {**settings, "progress": progress.add, "expected": progress.expect}
-            outcomes = (score_one(shard, scorers, watched) for shard in shards)
+            outcomes = (score_one(shard, scorers, watched) for shard in shards)  # one at a time, as Ray's
         for outcome in outcomes:
             if isinstance(outcome, list):
                 results.append(outcome)
+                # A metric may have finished a shard before that another one still had to score.
                 scored = max(result.scored for result in outcome)
                 skipped = all(result.skipped for result in outcome)
                 progress.finish(skipped=skipped, pairs=scored if on_ray else 0)
+            # A disk that is full or a lost GPU would fail every shard that follows.
             elif outcome.ends_run:
                 raise OSError(outcome.reason)
             else:
@@ -125,11 +135,10 @@ def _scorers(metrics: Sequence[Any], flags: argparse.Namespace) -> list[Any]:
     names = [metric.name for metric in metrics]
     if flags.set and len(names) == 1:
         raise ValueError(f"--set is for several metrics: pass the options of {names[0]} as flags")
-    argument_of_metric = {argument_of(metric.media): metric.name for metric in metrics if metric.media}
-    if len(argument_of_metric) > 1:
-        about = " and ".join(f"{name} is about {argument}" for argument, name in argument_of_metric.items())
-        raise ValueError(f"{about}: score them in two runs")
-    if flags.duplicates and "images" not in argument_of_metric:
+    # A row has one image, or one video.
+    common.check_one_medium({metric.name: metric for metric in metrics}, "in two runs")
+    # Equal pictures are known by the digest of their content, which only a metric on images has read.
+    if flags.duplicates and not any(argument_of(metric.media) == "images" for metric in metrics):
         raise ValueError(f"--duplicates: {', '.join(names)} look at no images")
     scorers = []
     for metric in metrics:
@@ -137,6 +146,7 @@ def _scorers(metrics: Sequence[Any], flags: argparse.Namespace) -> list[Any]:
         if len(metrics) > 1:
             # Which refuses an option of a metric that is not among them, and a metric that comes twice.
             checked = common.options_of(metric, keywords, flags.set, names)
+
             keywords = {name: getattr(checked, name) for name in metric.Options.describe()}
         scorer = BatchScorer(metric.name, media=metric.variant, **keywords)
         if flags.features and not scorer.has_features:
@@ -249,26 +259,32 @@ class _Progress:
 def _summarize(
     title: str, results: list[Any], failures: dict[str, str], *more: Sequence[str], says_all: bool = True
 ) -> int:
-    """Print the outcome of all shards by one metric; the exit status.
-
-    says_all: also what is said once for all metrics.
-    """
-    finished = [result for result in results if result.skipped]
+    """Print the outcome of all shards by one metric; says_all: with what is said once; the exit status."""
     shards = len(results) + len(failures)
-    rows = sum(result.rows for result in results)
-    failed = sum(result.failed for result in results)
-    truncated = sum(result.truncated for result in results)
+    finished = 0  # by an earlier run
+    outside = 0  # rows of finished shards that failed by an image which may be readable by now
+    counts: Counter[str] = Counter()
+    # Dicts are sets in the order of the shards: files of one run may have columns of different names.
     columns: dict[str, None] = {}
     unread: dict[str, None] = {}
     traits: Counter[str] = Counter()
     for result in results:
+        counts["rows"] += result.rows
+        counts["failed"] += result.failed
+        counts["truncated"] += result.truncated
+        counts["scored"] += result.scored
+        if result.skipped:
+            finished += 1
+            outside += result.outside
         for role, names in result.columns.items():
             columns[f"{role}={'|'.join(names)}"] = None
         unread |= dict.fromkeys(result.unread)
         traits.update(result.traits)
+    rows = counts["rows"]
+    failed = counts["failed"]
     notes = []
     if finished:
-        notes.append(f"{len(finished):,} finished before")
+        notes.append(f"{finished:,} finished before")
     if failures:
         notes.append(f"{len(failures):,} without scores")
     extent = counted(shards, "shard")
@@ -276,29 +292,34 @@ def _summarize(
         extent += f" ({', '.join(notes)})"
     lines = [
         [title, extent],
-        ["pairs", f"{rows:,} ({failed:,} failed, {truncated:,} truncated)"],
+        ["pairs", f"{rows:,} ({failed:,} failed, {counts['truncated']:,} truncated)"],
         ["columns", ", ".join(columns) or "n/a"],
     ]
     if unread:
         lines.append(["not read", _shortened([*unread])])
+    # The first stands for all: outputs of another signature are refused before the run.
     terminal.summary(*lines, *more, ["signature", results[0].signature if results else "n/a"])
+    # A broken image costs its row, not the run, which fails only where a shard, or every row, has no score.
+    status = 1 if failures or 0 < rows == failed else 0
     if not says_all:
         _complain_of_rows(results, failed)
-        return 1 if failures or 0 < rows == failed else 0
-    tell_of_images(traits, sum(result.scored for result in results))
+        return status
+    tell_of_images(traits, counts["scored"])
     # A reason that several shards share is told without their addresses.
-    reasons = {source: reason.removeprefix(source).lstrip(": ") for source, reason in failures.items()}
+    reasons: dict[str, str] = {}
+    for source, reason in failures.items():
+        reasons[source] = reason.removeprefix(source).lstrip(": ")
     frequency = Counter(reasons.values())
     texts = []
     for source, reason in reasons.items():
         texts.append(reason if frequency[reason] > 1 else f"{source}: {reason}")
     common.tell_reasons(texts, shards, "shards")
     _complain_of_rows(results, failed)
-    before = sum(result.outside for result in finished)
-    if before:
-        text = f"{counted(before, 'row')} of shards finished before failed by an image outside of the shard"
+    # This run has just tried the rows of the others, so that the advice would not help them.
+    if outside:
+        text = f"{counted(outside, 'row')} of shards finished before failed by an image outside of the shard"
         terminal.complain(f"{text}: once it can be read, add --retry-failed")
-    return 1 if failures or 0 < rows == failed else 0
+    return status
 
 
 def _complain_of_rows(results: list[Any], failed: int) -> None:
@@ -320,6 +341,7 @@ def _complain_of_rows(results: list[Any], failed: int) -> None:
 
 def _shortened(names: Sequence[str]) -> str:
     """Names of columns, of many only the first."""
+
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + more
 
@@ -329,11 +351,14 @@ def _check_flags(flags: argparse.Namespace) -> tuple[dict[str, str], bool]:
     from capeval_core.integrations.shards.readers import check_columns
 
     column_of: dict[str, str] = {}
-    for pair in (flags.columns or "").split(",") if flags.columns is not None else []:
+    # `--columns ""` is rather a mistake than the wish for no column: its one empty pair is refused.
+    pairs = [] if flags.columns is None else flags.columns.split(",")
+    for pair in pairs:
         role, equals, column = pair.partition("=")
         if not (role and equals and column):
             raise ValueError(f"--columns {flags.columns}: expected WHAT=COLUMN,..., such as caption=alt_text")
         column_of[role.strip()] = column.strip()
+    # A name alone: it lies in the folder of the outputs, which of several metrics is one for each.
     if not flags.manifest.endswith(".json") or "/" in flags.manifest:
         raise ValueError(f"--manifest {flags.manifest}: expected the name of a file, such as manifest-3.json")
     on_ray = flags.workers > 1 or flags.ray is not None
@@ -361,26 +386,31 @@ def _check(flags: argparse.Namespace) -> int:
 
     check = check_shards(flags.folder)
     damage = f"{len(check.damaged):,} damaged" if check.damaged else "all whole"
-    terminal.summary(
+    lines = [
         ["shards", f"{check.shards:,} ({damage})"],
         ["rows", f"{check.rows:,} ({sum(check.failed.values()):,} failed)"],
         ["uids", f"{check.repeated:,} rows repeat one" if check.repeated else "all unique"],
-        *(
-            ["signature", f"{text} ({counted(len(names), 'shard')})"]
-            for text, names in check.signatures.items()
-        ),
-    )
+    ]
+    for text, names in check.signatures.items():
+        lines.append(["signature", f"{text} ({counted(len(names), 'shard')})"])
+    terminal.summary(*lines)
     tell = common.tell_first
-    damaged = [f"{name} {why}" for name, why in check.damaged.items() if name not in check.foreign]
-    foreign = [f"{name} {check.damaged[name]}" for name in check.foreign]
+    damaged: list[str] = []
+    foreign: list[str] = []
+    for name, why in check.damaged.items():
+        # What no run has written no run replaces, so that it needs other advice.
+        lines_of_kind = foreign if name in check.foreign else damaged
+        lines_of_kind.append(f"{name} {why}")
     tell(f"{counted(len(damaged), 'shard')} damaged; the same `shards score` again replaces them:", damaged)
     tell(f"{counted(len(foreign), 'file')} of something else; move them away:", foreign)
-    failed = [
-        f"{name}: {rows:,}{', all of its rows' if name in check.without_scores else ''}"
-        for name, rows in check.failed.items()
-    ]
+    failed = []
+    for name, rows in check.failed.items():
+        # A shard without any score fails the check, some failed rows do not.
+        extent = ", all of its rows" if name in check.without_scores else ""
+        failed.append(f"{name}: {rows:,}{extent}")
     tell(f"{counted(len(failed), 'shard')} with rows that failed:", failed)
-    tell("why rows failed:", [f"{counted(rows, 'row')}: {error}" for error, rows in check.failures.items()])
+    tell("why rows failed:", _reasons(check.failures))
+    # A file next to the shard may come back; the same bytes of a shard fail again.
     if check.outside:
         text = f"{counted(check.outside, 'row')} failed by an image outside of the shard"
         terminal.complain(f"{text}: once it can be read, `shards score --retry-failed` scores them")
@@ -391,12 +421,18 @@ def _check(flags: argparse.Namespace) -> int:
         places = ", ".join(f"{rows} in {name}" for name, rows in rows_of.items())
         repeated.append(f"{uid!r}: {places}")
     tell(f"{counted(check.repeated, 'row')} with a uid that another row has:", repeated)
-    different = []  # the shards of all signatures but the most frequent
+    different = []  # the shards of all signatures but the most frequent, which cost least to score again
     for names in sorted(check.signatures.values(), key=len)[:-1]:
         different += names
     tell("scores of different signatures cannot be compared; score these shards again with one:", different)
+    # No fault: a run of another machine may be writing them at this moment.
     tell("unfinished files, which the next run there removes, or another one is writing:", check.unfinished)
     return 0 if check.ok else 1
+
+
+def _reasons(failures: Mapping[str, int]) -> list[str]:
+    """Lines of the reasons of failures, each with its number of rows."""
+    return [f"{counted(rows, 'row')}: {error}" for error, rows in failures.items()]
 
 
 def _histogram(flags: argparse.Namespace) -> int:
@@ -416,24 +452,30 @@ def _histogram(flags: argparse.Namespace) -> int:
         share = f"{histogram.kept / histogram.scored:.2%} of those with a score"
         # Rounded down, so that the printed threshold keeps no fewer.
         condition = f"score >= {math.floor(threshold * 1e6) / 1e6:.6f}"
-        best = [
-            [f"best {100 * flags.keep:g}%", f"{condition} keeps {counted(histogram.kept, 'row')}, {share}"]
-        ]
-    marks = {f"{part:.0%}": value for part, value in histogram.quantiles.items() if math.isfinite(value)}
+        extent = f"{condition} keeps {counted(histogram.kept, 'row')}, {share}"
+        best.append([f"best {100 * flags.keep:g}%", extent])
+    marks = {}
+    quantiles = []
+    for part, value in histogram.quantiles.items():
+        if math.isfinite(value):  # without a score there is no quantile, nor a place for a mark
+            marks[f"{part:.0%}"] = value
+            quantiles.append([f"{part:.0%}", f"{value:.4f}"])
     if flags.png is not None:
+        # A picture is passed on without the terminal's text, so it holds the figures, too.
         note = "; ".join(" ".join(row) for row in [*rows, *best])
         edges_and_counts = (histogram.edges, histogram.counts)
         picture = draw_histogram(f"Scores in {flags.folder}", edges_and_counts, marks, threshold, note)
         common.write("--png", flags.png, picture)
     if histogram.scored:
-        counts = histogram.counts.reshape(-1, 3).sum(axis=1)  # three bins in a line
+        counts = histogram.counts.reshape(-1, 3).sum(axis=1)  # three bins in a line: 20 lines
         lines = []
         for edge, count in zip(histogram.edges[:-1:3], counts, strict=True):
-            bar = "#" * math.ceil(50 * count / counts.max())
+            length = math.ceil(50 * count / counts.max())  # rounded up: one row is not an empty bar
+            bar = "#" * length
             lines.append([f"{edge:.6g}", f"{bar} {count:,}"])
         terminal.summary(*lines)
         print()
-    terminal.summary(*rows, *([name, f"{value:.4f}"] for name, value in marks.items()), *best)
+    terminal.summary(*rows, *quantiles, *best)
     return 0 if histogram.scored else 1
 
 
@@ -451,7 +493,7 @@ def _filter(flags: argparse.Namespace) -> int:
         raise ValueError("pass either --keep SHARE or --min X: which rows are good enough?")
     if (flags.output is None) == (flags.uids is None):
         raise ValueError("pass either --output FOLDER or --uids FILE: what is written?")
-    with naming({"least": "min"}, flags=True):
+    with naming({"least": "min"}, flags=True):  # Python has a function of the flag's name
         rule = rule_of(flags.folder, keep=flags.keep, least=flags.min, part=flags.part)
     threshold = f"{rule.name} >= {rule.least:.6g}"
     if flags.uids is not None:
@@ -475,8 +517,7 @@ def _filter(flags: argparse.Namespace) -> int:
         ["rule", threshold],
         *_published_rules(flags.folder),
     )
-    reasons = [f"{counted(rows, 'row')}: {error}" for error, rows in counts.failures.rows.items()]
-    common.tell_first("why rows have no score:", reasons)
+    common.tell_first("why rows have no score:", _reasons(counts.failures.rows))
     return 0 if counts.rows_kept else 1
 
 
@@ -485,10 +526,12 @@ def _published_rules(folder: str) -> list[list[str]]:
     from capeval_core.integrations.shards.filter import Rule, cosine_factor, share_above
 
     factor = cosine_factor(folder)
+    if not factor:
+        return []
     rows = []
-    for collection, cosine in _PUBLISHED_COSINES.items() if factor else ():
+    for collection, cosine in _PUBLISHED_COSINES.items():
         share = share_above(folder, Rule(cosine, "cosine"))
-        rows.append(
-            [collection, f"cosine >= {cosine:g} (score >= {cosine * factor:.4g}) would keep {share:.2%}"]
-        )
+        # Scores are cosines times a factor, so that the threshold of one is one of the other.
+        condition = f"cosine >= {cosine:g} (score >= {cosine * factor:.4g})"
+        rows.append([collection, f"{condition} would keep {share:.2%}"])
     return rows

@@ -76,6 +76,7 @@ def metric_space(name: str, namespace: str, install_from: str) -> Publication:
     """The Space of a metric: the folder that `evaluate.load` reads, with its page and card."""
     folder = Path(module_path(name))
     files: dict[str, bytes | Path] = {}
+    # By name, so that a file that somebody left in the folder is not published.
     for file in ("app.py", f"{name}.py", "requirements.txt"):
         path = _regular_file(folder, file)
         if path is not None:
@@ -205,7 +206,7 @@ def card(name: str, namespace: str) -> Publication:
         kind="model",
         files={CARD: text.encode()},
         message=f"Card, capeval {__version__}",
-        create=False,
+        create=False,  # a repository of a card alone would promise weights that are not there
     )
 
 
@@ -352,6 +353,7 @@ def publish(
             commit, changed = patiently(partial(_push, api, publication, branch, private, message))
         except expected as error:
             message_lines = [f"{publication.address}: {_fix(error, publication)}"]
+            # Commits of several repositories cannot be one: what went out stays, and has to be named.
             if sent:
                 message_lines.append(f"sent before that: {', '.join(sent)}; a second run sends only the rest")
             raise PublishError("\n".join(message_lines)) from None

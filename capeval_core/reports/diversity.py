@@ -74,13 +74,15 @@ def diversity(
     pair_count = 0
     for sentence in sentences:
         words.update(sentence)
-        pairs.update(pairwise(sentence))
+        pairs.update(pairwise(sentence))  # within a caption: its last word and the next one's first are none
         word_count += len(sentence)
         pair_count += max(len(sentence) - 1, 0)
     from_training = None
     if training_captions is not None:
+        # Compared by words: a caption that differs in capitals or in its full stop is a copy all the same.
         of_training = {_words(caption) for caption in training_captions}
-        from_training = sum(sentence in of_training for sentence in sentences) / max(len(captions), 1)
+        copies = sum(sentence in of_training for sentence in sentences)
+        from_training = copies / max(len(captions), 1)
     return Diversity(
         captions=len(captions),
         distinct=len(set(sentences)),

@@ -76,6 +76,7 @@ class PhraseMatches(NamedTuple):
         for index, phrase in enumerate(self.phrases):
             best = self.row["phrase_maxima"][index]
             whole_image = self.row["phrase_cosines"][index]
+            # Of equal cosines the region's: it says where, the whole image does not.
             if self.with_whole_image and (not len(self.visible) or whole_image > best):
                 region = None
                 best = whole_image
@@ -238,6 +239,7 @@ class BoxExplanation(DrawnExplanation):
         size = (round(image.width * scale), max(1, round(image.height * scale)))
         image = image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
         masks = []
+        # As masks, since those of HICE-S are what is outlined: boxes need no second way of drawing.
         for index in confident(self["boxes"]):
             mask = Image.new("1", image.size)
             x0, y0, x1, y1 = self["boxes"][index]["box"]
@@ -320,6 +322,7 @@ def word_matches(
     words: Sequence[str], met_words: Sequence[str], cosines: Sequence[Sequence[float]]
 ) -> list[Note]:
     """The word of another text that each word met, by their cosines (words, met_words); first of equals."""
+    # An empty text has no word to be met, and is a valid text where `empty="score"`.
     if not met_words:
         return [{"word": word, "match": None, "cosine": None} for word in words]
     notes = []

@@ -31,8 +31,9 @@ class Example:
     reference: str = ""
     picture: Image.Image | None = None
 
-    def cells(self, image: Any) -> list[Any]:
+    def cells(self, image: object) -> list[Any]:
         """The values of `COLUMNS`; `image`: what shows the picture."""
+
         change = None if self.change is None else round(self.change, 4)
         return [
             self.kind,
@@ -65,6 +66,7 @@ def examples_of(
     # Two sorts, so that of ties the first rows are shown at either end, as by `Result.worst` and `best`.
     worst_first = sorted(finite, key=scores.__getitem__, reverse=not higher_is_better)
     best_first = sorted(finite, key=scores.__getitem__, reverse=higher_is_better)
+    # Of few captions the worst are at most one half, so that something is left to be the best.
     worst = worst_first[: min(count, len(finite) // 2)]
     best = [row for row in best_first if row not in worst]
     rows_of_kind = {"worst": worst, "best": best[:count]}
@@ -74,6 +76,7 @@ def examples_of(
             if math.isfinite(scores_before[row]):
                 changes[row] = scores[row] - scores_before[row]
         changed = [row for row, change in changes.items() if change]
+        # By size without the sign: what became worse in a training is as telling as what became better.
         changed.sort(key=lambda row: -abs(changes[row]))
         rows_of_kind["changed"] = changed[:count]
     examples = []
@@ -106,6 +109,7 @@ class Pictures:
     def of(self, row: int) -> Image.Image | None:
         """The picture of a row; None of a text, of boxes, and where the file is gone."""
         if row not in self._pictures:
+            # First None, so that a file that is gone is looked for once, and not in every evaluation.
             self._pictures[row] = None
             visual = self._visual(row)
             if visual.medium in ("image", "video"):

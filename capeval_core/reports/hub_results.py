@@ -210,6 +210,7 @@ def _samples(system: System, column: MetricFacts, evaluation: Evaluation) -> lis
     result = system.cells[column.name].result
     captions_of_image: dict[str, int] = {}
     samples = []
+    # Scores of captions are of the metric's own number alone, and so are their samples.
     for index, score in enumerate(result.scores):
         image_id = system.ids[index]
         # Counted before captions without a score are left out: a sample's id does not depend on the metric.
@@ -217,6 +218,7 @@ def _samples(system: System, column: MetricFacts, evaluation: Evaluation) -> lis
         if not math.isfinite(score):
             continue
         references = [] if system.references is None else list(system.references[index])
+        # Of the input, not of the caption: samples of two models on one image have one hash.
         digest = hashlib.sha256("\n".join([image_id, *references]).encode()).hexdigest()
         caption = system.captions[index]
         samples.append(

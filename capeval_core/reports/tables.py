@@ -243,7 +243,7 @@ class Systems:
         best = []
         for name, mean in means.items():
             # A mean of fewer captions than others are of may be best by what it lacks: it gets no mark.
-            is_complete = self.system(name).cells[column.name].result.lack is None
+            is_complete = self.system(name).cells[column.name].result.zero_reason is None
             if is_complete and self.number(mean, default) == as_shown:
                 best.append(name)
         return best

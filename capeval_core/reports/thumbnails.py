@@ -16,7 +16,7 @@ _FRAME_HEIGHT = 130  # pixels
 
 
 def thumbnail(
-    value: Any, medium: str = "image", *, upright: bool = False, side: int = THUMBNAIL
+    value: object, medium: str = "image", *, upright: bool = False, side: int = THUMBNAIL
 ) -> Image.Image:
     """A picture of an image, or frames of a video side by side; ImageError where it cannot be read.
 
@@ -30,7 +30,7 @@ def thumbnail(
     return _bare(source.decode(), side, side)
 
 
-def _frames_side_by_side(value: Any) -> Image.Image:
+def _frames_side_by_side(value: object) -> Image.Image:
     """A few frames of a video in one picture, with white between them."""
     source: Any = value if isinstance(value, Source) else video_source(value)
     reading = source.read(str(value), Sampling(max_frames=FRAMES))

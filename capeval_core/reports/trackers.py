@@ -47,6 +47,7 @@ class TensorBoardTracker:
         text = Table("", COLUMNS, rows).markdown().partition("\n\n")[2]
         self._writer.add_text(tag, text, step)
         if pictures:
+            # One sheet, each picture under its number: the cells of the table are text alone.
             self._writer.add_image(tag, np.asarray(_sheet(pictures)), step, dataformats="HWC")
         self._writer.flush()
 
@@ -105,8 +106,8 @@ def _sheet(pictures: dict[int, Image.Image]) -> Image.Image:
     sheet = Image.new("RGB", (columns * width, rows * height), "white")
     draw = ImageDraw.Draw(sheet)
     for place, (number, picture) in enumerate(pictures.items()):
-        left = place % columns * width
-        top = place // columns * height
-        draw.text((left + 2, top), str(number), fill="black")
-        sheet.paste(picture, (left, top + _LABEL))
+        x = place % columns * width
+        y = place // columns * height
+        draw.text((x + 2, y), str(number), fill="black")
+        sheet.paste(picture, (x, y + _LABEL))
     return sheet

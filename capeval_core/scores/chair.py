@@ -113,6 +113,7 @@ _ARTICLES = ("a", "an", "the")
 def _looks_like_a_name(text: str) -> bool:
     """Whether a reference that the list does not know may be meant as the name of an object."""
     words = text.lower().split()
+    # COCO's names have one or two words (`traffic light`) and no article, with which a short caption begins.
     return 0 < len(words) <= 2 and words[0] not in _ARTICLES and text != NOTHING
 
 
@@ -200,7 +201,7 @@ class Chair(CaptionMetric):
     def encode(self, batch: Samples) -> Iterator[pa.Table]:
         if not len(batch):
             return
-        named: dict[str, list[str]] = {}
+        named: dict[str, list[str]] = {}  # a reference is read once for all captions of its image
         mentions = []
         hallucinated = []
         objects = []
@@ -214,6 +215,8 @@ class Chair(CaptionMetric):
             mentions.append(mentioned)
             hallucinated.append([name for name in mentioned if name not in present])
             objects.append(sorted(present))
+            # A category that the list does not have is read as a caption, and may name another object: the
+            # words of `dog collar` mention a dog.
             unknown = [text for text in references if self.words.name(text) is None]
             unlisted.append([text for text in unknown if _looks_like_a_name(text)])
         count = len(batch)
@@ -237,6 +240,7 @@ class Chair(CaptionMetric):
         columns = {name: rows[name].to_pylist() for name in ("mentions", "hallucinated", "objects")}
         _warn_of_unlisted(rows, self.words)
         for row, (mentioned, absent, present) in enumerate(zip(*columns.values(), strict=True)):
+            # The recall is of objects, each once; CHAIR-i is of mentions, as often as they come.
             recalled = len({*mentioned} & {*present})
             summands[row] = (1, bool(absent), len(mentioned), len(absent), len(present), recalled)
         shares = chair(summands)
@@ -304,6 +308,7 @@ def marked(caption: str, mentions: list[Mention], objects: list[str]) -> str:
     'a [cat] on a [bench!]'
     """
     text = caption.lower()
+    # From the end: brackets would move the places of all mentions after them.
     for mention in reversed(mentions):
         sign = "" if mention.object in objects else "!"
         word = text[mention.start : mention.end]

@@ -98,6 +98,7 @@ def read_shards(index: Path) -> tuple[dict[str, Any], list[Path]]:
     for shard in shards:
         file = index.parent / shard
         files.append(file)
+        # Mapped: the shards of EVA-CLIP-18B, for whose size there is an index, need not fit into memory.
         tensors = read_checkpoint(file, in_place=True)
         lacking = [name for name in names_of_shard[shard] if name not in tensors]
         if lacking:

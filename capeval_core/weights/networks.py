@@ -59,5 +59,6 @@ def _has(config: object, sign: str) -> bool:
     """Whether a config has something under a dotted key, or the very value of `key=value`."""
     key, _, value = sign.partition("=")
     for part in key.split("."):
+        # Configs are files of strangers: a key may hold a number where another network has a table.
         config = config.get(part) if isinstance(config, Mapping) else None
     return config == value if value else bool(config)

@@ -25,9 +25,9 @@ def test_a_metric_says_how_much_of_a_caption_it_read(
     with pytest.warns(UserWarning, match=f"{name}: .*% of words were truncated: specs reads 248 tokens"):
         result = metric.score([LONG, "a dog"], images[:2])
     assert result.parts["coverage"] == [read / 100, 1.0]
-    assert result.unseen.startswith(f"{(100 - read) / 2:.0f}% of words were truncated")
+    assert result.truncation_note.startswith(f"{(100 - read) / 2:.0f}% of words were truncated")
     few = metric.score([LONG, *["a dog"] * 19], images[:1] * 20)  # without a warning
-    assert few.unseen == f"{(100 - read) / 20:.0f}% of words were truncated"
+    assert few.truncation_note == f"{(100 - read) / 20:.0f}% of words were truncated"
 
 
 def test_specs_reads_248_tokens_and_names_a_metric_that_reads_more(images: list[Path]) -> None:

@@ -87,7 +87,7 @@ def test_captions_without_objects_have_a_number_and_no_interval(synonyms: str) -
     metric = capeval_core.load("chair", synonyms=synonyms)
     with pytest.warns(UserWarning, match="no caption mentions an object"):
         result = metric.score(["a tree"] * 5, references=[[f"a dog {i}"] for i in range(5)])
-    assert result.mean == 0.0 and result.lack
+    assert result.mean == 0.0 and result.zero_reason
     with pytest.raises(ValueError, match="no interval"):
         result.interval()
 
