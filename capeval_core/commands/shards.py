@@ -259,7 +259,7 @@ class _Progress:
 def _summarize(
     title: str, results: list[Any], failures: dict[str, str], *more: Sequence[str], says_all: bool = True
 ) -> int:
-    """Print the outcome of all shards by one metric; says_all: with what is said once; the exit status."""
+    """Print the outcome of all shards by one metric; the exit status. says_all: with what metrics share."""
     shards = len(results) + len(failures)
     finished = 0  # by an earlier run
     outside = 0  # rows of finished shards that failed by an image which may be readable by now

@@ -303,7 +303,7 @@ class Blip2Encoder(PairEncoder, tags=["image-captioning", "blip-2"]):
         images = [InputImage.of(image) for image in canary_images()]
         rows = []
         for match in self.match(images, [TEXTS, TEXTS], cache=FeatureCache(0)):
-            # As in section 3.1: a text is compared with each query token, the best one counts.
+            # As in the paper's contrast (ITC): a text is compared with each query token, the best one counts.
             contrastive = cosines(match.queries, match.text_features).max(axis=0)
             rows.append(np.concatenate([contrastive, match.itm]))
         return np.stack(rows)

@@ -351,7 +351,7 @@ class _Collection:
             if gaps:
                 have = "has" if len(gaps) == 1 else "have"
                 count = f"{len(gaps):,} of {len(matches):,} {self.medium}s {have}"
-                note = f"{count} references in other files alone ({some_of(gaps)})"
+                note = f"{count} {link.references.role} in other files alone ({some_of(gaps)})"
                 self.notes.append(f"{link.references.path}: {note}")
             for image_id in gaps:
                 del matches[image_id]
@@ -361,7 +361,7 @@ class _Collection:
     def only_entries(self, link: Link, matches: Mapping[str, list[str]]) -> dict[str, str]:
         """The one entry that each id means; note ids without one, and with several."""
         part = f" in split {some_of(self.options.splits)}" if self.options.splits else ""
-        lacking = f"no references{part}; it has ids like {some_of([*link.texts][:3])}"
+        lacking = f"no {link.references.role}{part}; it has ids like {some_of([*link.texts][:3])}"
         fix = ""
         if _are_segments(link):
             fix = (

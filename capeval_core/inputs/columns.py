@@ -25,7 +25,11 @@ from capeval_core.options import Settings, option
 
 _LONGEST_ID = 1_000  # characters; a longer text is not taken apart as a path
 _WEAK_LEVEL = 2  # the list of names from which on a column may be anybody's text
-COLUMN_OPTIONS = {"caption": "caption_column", "references": "reference_column"}
+COLUMN_OPTIONS = {
+    "caption": "caption_column",
+    "references": "reference_column",
+    "objects": "reference_column",
+}
 """The option that names the column of a role."""
 _COLUMN_SETTINGS = ("id_column", "caption_column", "reference_column", "rating_column", "system_column")
 
@@ -282,7 +286,7 @@ def text_groups(records: Records, role: str, options: FileOptions, *, several: b
         return [[VALUE]]
     fields = [name for name in records.fields if name != KEY]
     # References are not in the column that the user names for candidates, unless there is no other one.
-    candidate_column = options.caption_column if role == "references" else None
+    candidate_column = options.caption_column if role != "caption" else None
     if candidate_column in fields:
         fields.remove(candidate_column)
     for place, level in enumerate(names.levels(role)):
@@ -365,7 +369,7 @@ def check_agreement(records: Records, role: str, groups: Sequence[Sequence[str]]
         if all(texts == first_texts for texts in texts_of_groups.values()):
             continue
         listed = " and ".join(map(repr, texts_of_groups))
-        role_name = "candidates" if role == "caption" else "references"
+        role_name = "candidates" if role == "caption" else role
         problem = f"has {listed}, which differ ({records.place(index)}): which of them are the {role_name}?"
         settings = [setting(COLUMN_OPTIONS[role], name) for name in texts_of_groups]
         raise file_error(records.path, problem, f"choose {' or '.join(settings)}")
@@ -389,7 +393,7 @@ def no_text(records: Records, role: str, options: FileOptions) -> FileError:
         if _holds_sentences(records, name):
             sentences.append(name)
     ids = [name for name in known_ids(records) if name != KEY]
-    texts = "captions" if role == "caption" else "references"
+    texts = "captions" if role == "caption" else role
     problem = f"has {some_of(fields)[:500]}: none of these is known to hold {texts}"
     if ids:
         problem = f"{problem}; {some_of(ids)} may be the id"
@@ -444,7 +448,7 @@ def select_records(
         fix = setting("split", example, "choose with ")
         problems.add(file_error(records.path, f"holds the splits {counted(counts)}", fix))
         indices = []
-    if role == "references":
+    if role != "caption":
         # VizWiz marks captions of pictures too bad to see anything, and those that its checks rejected:
         # neither describes the image.
         marks = [name for name in records.fields if names.is_name(name, "left_out")]

@@ -37,6 +37,9 @@ ID_FIELDS: Sequence[str] = tuple(listed("id"))
 
 def written_levels(role: str) -> list[list[str]]:
     """The lists of names of a role, as they are written in the table."""
+    # Files of objects are written as those of references, or say what they hold.
+    if role == "objects":
+        return [["objects"], *written_levels("references")]
     lists: list[Any] = _TABLE[role]["names"]
     return [lists] if isinstance(lists[0], str) else lists
 

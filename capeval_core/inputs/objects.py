@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +28,18 @@ def read_objects(path: str | os.PathLike[str], problems: Problems, options: File
         content = files.load_json(place)
         if isinstance(content, dict) and isinstance(content.get("categories"), list):
             records = Records(place, "instances of images", _instances(place, content))
-            return texts_of(records, "references", options, problems, several=True, joins_words=False)
-    return read_texts(path, "references", problems, options, joins_words=False, prepare=_of_objects)
+            return texts_of(records, "objects", options, problems, several=True, joins_words=False)
+    return read_texts(path, "objects", problems, options, joins_words=False, prepare=_of_objects)
 
 
-def _of_objects(records: Records, options: FileOptions) -> tuple[Records, FileOptions]:
-    """Records of lists of objects, which may be empty, and the column that has them."""
+def _of_objects(records: Records) -> Records:
+    """Records of lists of objects, which may be empty."""
     # An image without objects is an answer, while an image without references is a gap.
     for row in records.rows:
         for name, value in row.items():
             if value == [] and name in (VALUE, _COLUMN):
                 row[name] = [NOTHING]
-    if options.reference_column is None and _COLUMN in records.fields:
-        options = replace(options, reference_column=_COLUMN)
-    return records, options
+    return records
 
 
 def _instances(path: Path, content: dict[str, Any]) -> list[dict[str, Any]]:

@@ -111,14 +111,16 @@ def read_records(
 ) -> Records:
     """The records of a file, of a folder, or of standard input (`-`).
 
-    role: `caption` or `references`, which chooses between two lists of one file, or `rating`, for which
-    numbers are read as well. expected: names of columns that the user gives. wide: whether a table may have a
-    column for each captioner. Wrong records are noted as problems; FileError where nothing can be read.
+    role: `caption`, `references` or `objects`, which chooses between two lists of one file, or `rating`, for
+    which numbers are read as well. expected: names of columns that the user gives. wide: whether a table may
+    have a column for each captioner. Wrong records are noted as problems; FileError where nothing can be
+    read.
     """
     source = TextSource(Path(path), role, problems, frozenset(expected), wide)
     records = _read(source)
     if not records.rows and not problems:
-        raise file_error(records.path, f"holds no {'ratings' if role == 'rating' else 'captions'}")
+        content = {"rating": "ratings", "objects": "objects"}.get(role, "captions")
+        raise file_error(records.path, f"holds no {content}")
     return records
 
 

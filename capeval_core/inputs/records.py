@@ -76,8 +76,8 @@ class Records:
 class TextSource:
     """A file that is being read, with what is wanted of it: all that its readers share.
 
-    role: `caption`, `references` or `rating`. problems: where wrong records are noted. expected: columns that
-    the user names. wide: whether a table may have a column for each captioner.
+    role: `caption`, `references`, `objects` or `rating`. problems: where wrong records are noted. expected:
+    columns that the user names. wide: whether a table may have a column for each captioner.
     """
 
     path: Path

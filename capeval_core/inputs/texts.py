@@ -30,11 +30,10 @@ from capeval_core.inputs.samples import is_written_list, read_written_list
 
 _MISSING = {"nan", "NaN", "None", "null", "NULL", "<NA>"}
 """What `str`, pandas and databases write for a missing value."""
-_LISTS = ("references", "captions")
+_LISTS = ("references", "captions", "objects")
 """Columns whose texts may be lists written as text."""
 _SEPARATORS = ("|||", " | ", "<sep>", "[SEP]", "###")
 """What people write between several texts in one cell."""
-_WRITE_A_LIST = 'write several references as a list, ["...", "..."]'
 
 
 def read_texts(
@@ -46,12 +45,12 @@ def read_texts(
     wide: bool = False,
     one_split: bool | None = None,
     joins_words: bool = True,
-    prepare: Callable[[Records, FileOptions], tuple[Records, FileOptions]] | None = None,
+    prepare: Callable[[Records], Records] | None = None,
 ) -> TextFile:
-    """The texts of a file of candidates (`caption`) or of `references`.
+    """The texts of a file of candidates (`caption`), of `references` or of `objects`.
 
-    joins_words: whether a list of single words may be one caption. prepare: what changes records, and how
-    they are read, before texts are looked for in them. wide: of pools, one row may hold all
+    joins_words: whether a list of single words may be one caption. prepare: what changes records before
+    texts are looked for in them. wide: of pools, one row may hold all
     captions of an image. one_split: whether the user has to choose one where there are several, as of
     candidates. What is wrong with single records is noted as problems; FileError where the file cannot be
     read, or can be read in two ways.
@@ -60,7 +59,7 @@ def read_texts(
     problem_count = len(problems)  # the list is shared by all files of a collection
     everything = read_records(path, role, problems, _expected(options), wide=wide)
     if prepare is not None:
-        everything, options = prepare(everything, options)
+        everything = prepare(everything)
     splits = splits_of(everything)
     if one_split is None:
         one_split = role == "caption"
@@ -76,7 +75,7 @@ def read_texts(
         file = TextFile(records, role, replace(options, id_column=id_column), columns)
         _read_wide(file, problems)
     else:
-        several = role == "references" or wide
+        several = role != "caption" or wide
         file = texts_of(records, role, options, problems, several=several, joins_words=joins_words)
     file.splits = splits
     file.notes = [*records.notes, *notes, *file.notes]
@@ -183,7 +182,7 @@ def _read_groups(
                 texts = [" ".join(texts)]
         file.texts.extend(texts)
         file.owners.extend([record.owner] * len(texts))
-    if file.role == "references":
+    if file.role != "caption":
         _check_joined(file)
 
 
@@ -224,7 +223,7 @@ def _texts_of_value(file: TextFile, index: int, column: str, value: object) -> t
     # A caption may begin with a bracket. It is a list where its column says so, or where each cell of the
     # column is one; where neither holds, the list is refused below, never scored with its brackets.
     written = value if isinstance(value, str) else None
-    if written is not None and (may_be_list or file.role == "references" or is_written_list(written)):
+    if written is not None and (may_be_list or file.role != "caption" or is_written_list(written)):
         texts_written = read_written_list(written)
         if texts_written is not None and (may_be_list or _column_is_lists(file, column)):
             value = texts_written
@@ -233,7 +232,7 @@ def _texts_of_value(file: TextFile, index: int, column: str, value: object) -> t
     texts = _checked_texts(file, index, column, value)
     if written is not None:
         is_unread_list = may_be_list and is_written_list(written, complete=not is_list_column)
-        holds_lists = file.records.is_table or file.role == "references"
+        holds_lists = file.records.is_table or file.role != "caption"
         if is_unread_list or (holds_lists and is_written_list(written)):
             problem = f"is a list written as text ({written[:40]!r})"
             fix = 'write a list as JSON, ["...", "..."], in a table in a column captions'
@@ -320,8 +319,9 @@ def _check_joined(file: TextFile) -> None:
         joined = sum(separator in text.strip() for text in file.texts)
         # In most of them it is a mark; in a few a caption may quote a sign with a bar.
         if 2 * joined > len(file.texts):
-            problem = f"has {separator!r} within {joined:,} of {len(file.texts):,} references"
-            raise file_error(file.path, problem, _WRITE_A_LIST)
+            problem = f"has {separator!r} within {joined:,} of {len(file.texts):,} {file.role}"
+            fix = f'write several {file.role} as a list, ["...", "..."]'
+            raise file_error(file.path, problem, fix)
     several_lines = sum("\n" in text.strip() for text in file.texts)
     if several_lines:
         have = "reference has" if several_lines == 1 else "references have"

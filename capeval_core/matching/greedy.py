@@ -361,8 +361,7 @@ class _Side:
             values = values * self.weights[places + torch.arange(len(values), device=device)]
         sums = _sums(values, lengths)
         totals = self.totals[part]
-        # 1 in place of a total of 0: torch evaluates both branches, and 0 / 0 would warn and be NaN.
-        self.means[part] = torch.where(totals > 0, sums / torch.where(totals > 0, totals, 1), 0)
+        self.means[part] = torch.where(totals > 0, sums / totals, 0)
         if keep:
             self.maxima.append(maxima)
         if indices is not None:

@@ -210,7 +210,7 @@ class FirstBoxes(Visual[BoxFeatures]):
             raise ImageError(Problem(self.where, f"has {description}", fix))
         if boxes.selection is not None:
             return boxes
-        # Releases have their boxes in the order of confidence, so that the first are the best.
+        # The first rows, as in the released code, which takes for granted that the best boxes are first.
         count = FIXED if self.selection == "lxmert36" else MOST
         if self.selection == "bua10_100" and boxes.scores is not None:
             count = boxes_kept(boxes.scores)

@@ -358,7 +358,7 @@ def cosines(pools: CaptionPools, frequencies: DocumentFrequencies, *, clipped: b
         caption_weight = np.zeros(grams.kinds)  # of each n-gram of a pool in its caption
         caption_weight[grams.gram[in_caption]] = level.weight[in_caption]
         facing = caption_weight[grams.gram]  # for each n-gram of each text
-        # A repeated rare word would raise the cosine without end.
+        # CIDEr-D: a caption comes no nearer to a reference by repeating a word more often than it does.
         if clipped:
             facing = np.minimum(facing, level.weight)
         product = sums_by(grams.caption, facing * level.weight, len(block.pool))  # (texts,)

@@ -20,6 +20,7 @@ from capeval_core.demo import demo_set
 from capeval_core.registry import metric_class
 from tests.inputs.video_writing import video
 from tests.support.seams import LIMITS
+from tests.support.seeded import siglip_repository
 
 pytest.importorskip("gradio", reason="needs gradio: pip install capeval[page]")
 
@@ -378,3 +379,29 @@ def test_uploads_are_deleted_after_their_time_and_examples_stay(
     finally:
         page.close(verbose=False)
     assert all(item.image.is_file() for item in demo_set())
+
+
+@pytest.mark.parametrize(("weights", "crops"), [("tiny", True), ("siglip", False)])
+def test_only_a_network_that_crops_is_said_to_see_the_centre(
+    weights: str, crops: bool, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    folder = weights if weights == "tiny" else str(siglip_repository(tmp_path / weights))
+    Image.new("RGB", (400, 100), "red").save(tmp_path / "wide.png")
+    demo = pages.build("clips", folder)
+    pages.launch(demo, prevent_thread_lock=True, quiet=True, inline=False)
+    try:
+        with httpx.Client(base_url=demo.local_url, timeout=600) as client:
+            page = Served(client, client.get("config").json(), *folders)
+            answers = []
+            for event in page.endpoints():
+                if event["api_visibility"] != "public" and "caption" in page.names(event):
+                    path = page.upload("wide.png", (tmp_path / "wide.png").read_bytes())
+                    values = page.values(event)
+                    values[page.visuals(event)["image"]] = {"path": path, "meta": META}
+                    answers.append(page.ask_queue(event, values))
+    finally:
+        demo.close(verbose=False)
+    scored = [answer for answer in answers if 'class=\\"score\\"' in answer]
+    assert scored
+    for answer in scored:
+        assert ("centre only" in answer) == crops

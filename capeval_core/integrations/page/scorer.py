@@ -110,8 +110,8 @@ def _frames(path: Path, time: int, medium: str) -> int:
     return frames_within_limits(path, medium)
 
 
-def _visual_notes(image: Path, *, crops: bool) -> dict[str, Any]:
-    """Differences between a metric's view of an image and a browser's; `crops`: it sees the centre alone."""
+def _visual_notes(image: Path) -> dict[str, Any]:
+    """Differences between a metric's view of an image and a browser's, of one that sees the centre alone."""
     with open_image(str(image)) as decoded:
         deep = is_deep(decoded)  # before it is read
         short, long = sorted(decoded.size)
@@ -124,8 +124,17 @@ def _visual_notes(image: Path, *, crops: bool) -> dict[str, Any]:
             "turned": orientation in range(2, 9),  # 1 is upright, others mean nothing
             "deep": deep,
             "transparent": transparent,
-            "centre": short / long if crops and short < _NARROWEST * long else None,
+            "centre": short / long if short < _NARROWEST * long else None,
         }
+
+
+def _crops(metric: CaptionMetric) -> bool:
+    """True where an opened metric sees the square in an image's centre alone."""
+    if not metric.crops or metric.network is None:
+        return metric.crops
+    # A metric for CLIPs also takes a SigLIP, which squashes an image, or adds margins.
+    preprocessing = getattr(metric.encoder, "preprocessing", None)
+    return preprocessing is None or bool(preprocessing.resize == "shortest")
 
 
 def _naming(metric: type[CaptionMetric]) -> AbstractContextManager[None]:
@@ -249,13 +258,15 @@ class Scorer:
         notes: dict[str, Any] = {}
         most_frames = LIMITS.page_frames_encoded
         if visual is not None and self.medium == "image":
-            notes = _visual_notes(visual.path, crops=self.metric.crops)
+            notes = _visual_notes(visual.path)
         # Only then: with the option the metric has another signature, though not another number.
         elif visual is not None and visual.frames > most_frames:
             options["max_frames"] = most_frames
             notes["frames"] = most_frames
         with self._busy, _naming(self.metric), warnings.catch_warnings(record=True) as caught:
             metric, marks = self._open(inputs.weights, options)
+            if not _crops(metric):
+                notes.pop("centre", None)
             # Means of drawings tell nothing of a photograph's score.
             if not marks.means and (visual is None or _is_example(metric, visual.path)):
                 marks = self._marks_of_drawings(metric, (inputs.weights, *options.items()))

@@ -163,6 +163,28 @@ def test_the_command_reads_instances_of_coco(
     assert "instances.json" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("absent.json", '{"1": ["dog"]}'),
+        ("unknown.csv", "id,weight\n1,5\n2,6\n"),
+        ("two.csv", "id,refs,gt\n1,dog,cat\n2,cat,cat\n"),
+        ("joined.csv", "id,objects\n1,dog ||| cat\n2,cat ||| dog\n"),
+    ],
+)
+def test_refusals_of_files_of_objects_speak_of_objects(
+    name: str, content: str, synonyms: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    candidates, objects = tmp_path / "c.json", tmp_path / name
+    candidates.write_text('{"1": "a dog", "2": "a cat"}')
+    objects.write_text(content)
+    files = ["--candidates", candidates, "--synonyms", synonyms, "--quiet"]
+    assert capeval("score", "chair", *files, "--objects", objects) == 2
+    refusal = capsys.readouterr().err
+    assert f"{name}: " in refusal or f"{name} has" in refusal
+    assert "objects" in refusal and "references" not in refusal
+
+
 def test_a_list_of_another_digest_is_refused(synonyms: str) -> None:
     with pytest.raises(ValueError, match=r"synonyms\.txt"):
         capeval_core.fetch("chair", sources={"synonyms.txt": synonyms})
