@@ -314,7 +314,7 @@ def _padded_first(image: Image.Image, n: int) -> Image.Image:
 
 def _end_lost(case: Case) -> Case:
     """Captions that are cut have the features of the start token."""
-    # CLIP pools at the largest id, which is the end token's; without one, argmax finds what is first.
+    # CLIP pools at the largest id, which is the end token's; without one it is the start token's, the next.
     metric = case.metric
 
     def text_features(texts: Sequence[str]) -> Any:

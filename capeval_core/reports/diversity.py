@@ -74,7 +74,7 @@ def diversity(
     pair_count = 0
     for sentence in sentences:
         words.update(sentence)
-        pairs.update(pairwise(sentence))  # within a caption: its last word and the next one's first are none
+        pairs.update(pairwise(sentence))  # not over captions, which are no neighbours
         word_count += len(sentence)
         pair_count += max(len(sentence) - 1, 0)
     from_training = None
