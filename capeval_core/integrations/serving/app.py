@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from capeval_core.cache import TEXT_BYTES, FeatureCache
 from capeval_core.integrations.metric_specs import open_one
 from capeval_core.integrations.serving.batching import Batcher, Job, QueueFullError
 from capeval_core.integrations.serving.requests import (
@@ -38,11 +39,13 @@ _READERS = 4  # threads that read and check requests while another one scores
 
 def open_metrics(metrics: Sequence[str], options: Mapping[str, Any]) -> dict[str, CaptionMetric]:
     """Metrics by name, open; a broken image costs its own row. Raises ValueError."""
+    # One for all: metrics of the same weights share what they encode, and the bounds hold for the process.
+    cache = FeatureCache(text_bytes=TEXT_BYTES)
     opened: dict[str, CaptionMetric] = {}
     for name in metrics:
         if name in opened:
             raise ValueError(f"{name} is named twice")
-        metric = open_one(name, {"on_error": "nan", **options}, "serve")
+        metric = open_one(name, {"on_error": "nan", "cache": cache, **options}, "serve")
         if isinstance(metric, Reranker) or metric.formula is not None:
             raise ValueError(
                 f"{name} has no score of a caption of its own, which a reward is: serve another metric"

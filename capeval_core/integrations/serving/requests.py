@@ -31,6 +31,9 @@ from capeval_core.metric import CaptionMetric
 from capeval_core.result import Result, plain
 
 SHA256 = "sha256:"
+_ENTRY_BYTES = (
+    1_000  # that an image takes beside its bytes: else millions of a few bytes would fill the memory
+)
 _ENDS = re.compile(r"(?:\s*(?:<\|[^|<>]*\|>|</s>|<eos>|<end_of_turn>|<pad>))+\s*$")
 """Special tokens at the end of what a policy wrote, which OpenRLHF leaves in its texts."""
 
@@ -76,8 +79,9 @@ class ImageStore:
         visual: Visual[Any] = Visual.of(content)
         with self._lock:
             if digest not in self._images:
-                self._images[digest] = (visual, len(content))
-                self._bytes += len(content)
+                size = len(content) + _ENTRY_BYTES
+                self._images[digest] = (visual, size)
+                self._bytes += size
             while self._bytes > self._most_bytes and len(self._images) > 1:
                 _, (_, size) = self._images.popitem(last=False)
                 self._bytes -= size
@@ -145,7 +149,8 @@ def _refuse_constant(name: str) -> None:
 def read_json(body: bytes) -> dict[str, Any]:
     """The object of a request's body. Raises RefusedError."""
     # A value takes some twenty times as much memory as its text; base64 has none of these characters.
-    if sum(map(body.count, (b",", b"[", b"{"))) > LIMITS.served_values:
+    # They are counted only in a body that is long enough to have so many.
+    if len(body) > LIMITS.served_values and sum(map(body.count, (b",", b"[", b"{"))) > LIMITS.served_values:
         most = f"this server reads {LIMITS.served_values:,}"
         raise RefusedError(413, f"the body has too many values; {most}: send several requests")
     try:
@@ -250,6 +255,7 @@ class _ImageReader:
     def __init__(self, images: ImageStore) -> None:
         self.visuals: dict[str, Any] = {}
         self._images = images
+        self._digests: dict[str | bytes, str] = {}  # of base64 that was read already
         self._problems = Problems()
         self._unknown: list[str] = []
 
@@ -260,20 +266,36 @@ class _ImageReader:
             return ""
         digest = value.get("digest")
         if "bytes" in value:
-            try:
-                digest = self._images.add(base64.b64decode(value["bytes"], validate=True))
-            except (binascii.Error, ValueError, TypeError) as error:
-                if isinstance(error, InputError):
-                    self._problems.extend(problem._replace(where=where) for problem in error.problems)
-                else:
-                    self._wrong(where, "is not base64", "send the bytes of the file in base64")
+            digest = self._digest_of(value["bytes"], where)
+            if digest is None:
                 return ""
-        visual = self._images.get(digest) if isinstance(digest, str) else None
+        # First of this request: other ones may have pushed the image out of the store meanwhile.
+        visual = None
+        if isinstance(digest, str):
+            visual = self.visuals.get(digest) or self._images.get(digest)
         if visual is None:
             self._unknown.append(str(digest).encode("ascii", "backslashreplace").decode()[:100])
             return ""
         self.visuals[str(digest)] = visual
         return str(digest)
+
+    def _digest_of(self, encoded: object, where: str) -> str | None:
+        """The digest of bytes in base64, which are kept; None where they are not an image's."""
+        # Rollouts of one picture often bring it with each caption, and to decode takes ten times as long as to
+        # look its text up.
+        if isinstance(encoded, str | bytes) and encoded in self._digests:
+            return self._digests[encoded]
+        try:
+            if not isinstance(encoded, str | bytes):
+                raise TypeError
+            self._digests[encoded] = self._images.add(base64.b64decode(encoded, validate=True))
+        except InputError as error:
+            self._problems.extend(problem._replace(where=where) for problem in error.problems)
+            return None
+        except (binascii.Error, ValueError, TypeError):
+            self._wrong(where, "is not base64", "send the bytes of the file in base64")
+            return None
+        return self._digests[encoded]
 
     def raise_if_any(self) -> None:
         if self._problems:
