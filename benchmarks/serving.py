@@ -1,12 +1,13 @@
 """The reward server beside the same metric in one process; mixed and hostile requests; kills.
 
-    python -m benchmarks.serving [--minutes 10] [--clients 64] [--groups 128] [--requests 10000]
+    python -m benchmarks.serving [--only throughput] [--minutes 60] [--clients 64] [--groups 256]
 
 Throughput and waiting: a seeded ViT-B/32; each client asks for groups of 8 captions of one JPEG, as rollouts
 of GRPO are. In turn, in one run: the metric alone, the server with groups, and the server with one pair a
-request. Then, with `tiny`: requests of random captions that mix in batches, each compared with the metric
-alone; requests that are broken on purpose; and clients whose server is killed and started again.
-The output is `benchmarks/results/serving.md`.
+request. Memory: an hour of new images and captions. Then, with `tiny`: requests of
+random captions that mix in batches, each compared with the metric alone; requests that are broken on purpose;
+and clients whose server is killed and started again. The output is `benchmarks/results/serving.md`; with
+`--only` the other parts of that file stay as they are.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from typing import Any
 
 import numpy as np
 import requests
+import torch
 from PIL import Image
 
 import capeval_core
@@ -116,41 +118,79 @@ def batch_counts(server: RewardServer) -> dict[str, float]:
     return {name: float(value) for name, value in re.findall(r"^(\w+) ([\d.]+)$", text, re.MULTILINE)}
 
 
+class BatchTimes(threading.Thread):
+    """The seconds of each batch of a server while the block runs, by its counters."""
+
+    def __init__(self, server: RewardServer) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+        self._server = server
+        self._counts = batch_counts(server)
+        self._done = threading.Event()
+
+    def __enter__(self) -> BatchTimes:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self.join()
+        self._look()
+
+    def run(self) -> None:
+        while not self._done.wait(0.2):  # batches take some seconds each
+            self._look()
+
+    def _look(self) -> None:
+        counts = batch_counts(self._server)
+        batches = round(counts["capeval_batches_total"] - self._counts["capeval_batches_total"])
+        seconds = counts["capeval_batch_seconds_total"] - self._counts["capeval_batch_seconds_total"]
+        self.seconds += [seconds / max(batches, 1)] * batches
+        self._counts = counts
+
+
 def throughput(folder: Path, clients: int, groups: int) -> list[str]:
     """Captions a second, and waiting, with full-size weights."""
     weights = make_weights("ViT-B-32", folder)
-    work = make_workload(folder, 0.14)
+    work = make_workload(folder, (groups + 2) / 1000)
     captions = [f"{work.captions[row % len(work.captions)]} {row}" for row in range(groups * GROUP)]
-    paths = [work.images[group % len(work.images)] for group in range(groups)]
+    paths = work.images[:groups]
+    unseen = work.images[groups:]  # both sides begin warm, and without features of what is measured
     contents: list[Request] = []
     for group, path in enumerate(paths):
         texts = captions[group * GROUP : (group + 1) * GROUP]
         contents.append({"captions": texts, "images": [encoded(path.read_bytes())] * GROUP})
 
     metric = capeval_core.load("pacs", weights=weights, cache=None)
-    metric.score([f"{text} ." for text in captions[:64]], [path for path in paths[:8] for _ in range(GROUP)])
+    metric.score([f"{text} ." for text in captions[: 2 * GROUP]], unseen * GROUP)
     images = [path for path in paths for _ in range(GROUP)]
-    started = time.perf_counter()
-    cpu_started = time.process_time()
-    expected = metric.score(captions, images).scores
-    cpu_alone = 1000 * (time.process_time() - cpu_started) / len(captions)
-    alone = len(captions) / (time.perf_counter() - started)
+    expected: list[float] = []
+    seconds_alone = 0.0
+    cpu_alone = 0.0
 
+    def score_alone(rows: slice) -> None:
+        nonlocal seconds_alone, cpu_alone
+        started = time.perf_counter()
+        cpu_started = time.process_time()
+        expected.extend(metric.score(captions[rows], images[rows]).scores)
+        cpu_alone += time.process_time() - cpu_started
+        seconds_alone += time.perf_counter() - started
+
+    # One half before the server and one after it: what else the machine does changes from minute to minute.
+    half = groups // 2 * GROUP
+    score_alone(slice(half))
     with reward_server("pacs", "--weights", str(weights)) as server:
         many = Clients(server.address, clients)
-        many.ask_all([{**content, "captions": ["warm"] * GROUP} for content in contents[:2]])
+        warm = [
+            {"captions": ["warm"] * GROUP, "images": [encoded(path.read_bytes())] * GROUP} for path in unseen
+        ]
+        many.ask_all(warm)
         before = batch_counts(server)
         cpu_started = cpu_seconds(server)
-        replies, waits, seconds = many.ask_all(contents)
-        cpu_grouped = 1000 * (cpu_seconds(server) - cpu_started) / len(captions)
+        with BatchTimes(server) as times:
+            replies, waits, seconds = many.ask_all(contents)
+        cpu_grouped = cpu_seconds(server) - cpu_started
         after = batch_counts(server)
-        grouped = len(captions) / seconds
-        spent = {name: after[name] - before[name] for name in after}
-        queue_seconds = (
-            clients * GROUP * spent["capeval_batch_seconds_total"] / spent["capeval_captions_total"]
-        )
-        batch_captions = spent["capeval_captions_total"] / spent["capeval_batches_total"]
-        distance = np.abs(np.concatenate(replies) - expected).max()
         # One pair a request, as rewards are often asked for: each has a new image.
         pairs: list[Request] = []
         for number, path in enumerate(paths[:32]):
@@ -158,21 +198,32 @@ def throughput(folder: Path, clients: int, groups: int) -> list[str]:
             pairs.append({"captions": [f"{captions[number]} again"], "images": [encoded(data)]})
         cpu_started = cpu_seconds(server)
         _, _, pair_seconds = Clients(server.address, 1).ask_all(pairs)
-        cpu_single = 1000 * (cpu_seconds(server) - cpu_started) / len(pairs)
-        single = len(pairs) / pair_seconds
+        cpu_single = cpu_seconds(server) - cpu_started
+    score_alone(slice(half, None))
+    distance = np.abs(np.concatenate(replies) - expected).max()
+    alone = len(captions) / seconds_alone
+    grouped = len(captions) / seconds
+    single = len(pairs) / pair_seconds
+    batch_captions = (after["capeval_captions_total"] - before["capeval_captions_total"]) / len(times.seconds)
+    late = np.percentile(waits, 99)
+    rows = [
+        ("the metric alone, in one process", alone, 1000 * cpu_alone / len(captions)),
+        (f"the server, {clients} clients", grouped, 1000 * cpu_grouped / len(captions)),
+        ("the server, one new pair a request", single, 1000 * cpu_single / len(pairs)),
+    ]
     return [
         "| PAC-S, ViT-B/32, groups of 8 | captions a second | of the metric alone | CPU ms a text |",
         "| --- | ---: | ---: | ---: |",
-        f"| the metric alone, in one process | {alone:.1f} | 1.00 | {cpu_alone:.0f} |",
-        f"| the server, {clients} clients | {grouped:.1f} | {grouped / alone:.2f} | {cpu_grouped:.0f} |",
-        f"| the server, one new pair a request | {single:.1f} | {single / alone:.2f} | {cpu_single:.0f} |",
+        *[f"| {name} | {rate:.1f} | {rate / alone:.2f} | {cpu:.1f} |" for name, rate, cpu in rows],
         "",
-        f"- Groups give {grouped / single:.1f} times the captions of one pair a request.",
+        f"- Groups give {grouped / single:.1f} times the captions of one pair a request. By CPU time the "
+        f"server has {cpu_alone / cpu_grouped:.2f} of the throughput of the metric alone.",
         f"- Scores differ from those of the metric alone by at most {distance:.1e}.",
-        f"- A request took {np.median(waits):.2f} s (median), {np.percentile(waits, 99):.2f} s (p99). All "
-        f"that waits, {clients * GROUP} captions, takes {queue_seconds:.2f} s as one batch: p99 is "
-        f"{np.percentile(waits, 99) / queue_seconds:.2f} of it. A batch had "
-        f"{batch_captions:.0f} captions on average.",
+        f"- A request took {np.median(waits):.2f} s (median), {late:.2f} s (p99), {max(waits):.2f} s "
+        f"(longest). {len(times.seconds)} batches of {batch_captions:.0f} captions on average took "
+        f"{np.mean(times.seconds):.2f} s each, the longest {max(times.seconds):.2f} s: p99 is "
+        f"{late / max(times.seconds):.2f} of the longest batch, {late / np.mean(times.seconds):.2f} of the "
+        "mean one.",
     ]
 
 
@@ -212,7 +263,7 @@ def memory_over(folder: Path, minutes: float) -> list[str]:
                 content = encoded(image + images.to_bytes(8, "big"))
                 contents.append({"captions": group, "images": [content] * count})
             many.ask_all(contents)
-            broken = {
+            broken: Any = {
                 "captions": ["refused"],
                 "images": [encoded(b"not an image" + images.to_bytes(8, "big"))],
             }
@@ -368,31 +419,49 @@ def main() -> None:
     )
     parser.add_argument("--minutes", type=float, default=60.0, help="of load, over which memory is looked at")
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--groups", type=int, default=128, help="of 8 captions, for the throughput")
+    parser.add_argument("--groups", type=int, default=256, help="of 8 captions, for the throughput")
     parser.add_argument("--requests", type=int, default=10_000, help="that mix in batches")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "serving.md")
     flags = parser.parse_args()
-    lines = [
-        "# The reward server",
-        "",
-        f"{datetime.date.today()}, {platform.machine()}, {os.cpu_count()} cores, one thread each, other work "
-        f"beside it: `python -m benchmarks.serving --minutes {flags.minutes:g} --clients {flags.clients} "
-        f"--groups {flags.groups} --requests {flags.requests}`.",
-        "",
-    ]
+    torch.set_num_threads(1)  # as the server has
     with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         steps = {
-            "throughput": partial(throughput, Path(name), flags.clients, flags.groups),
-            "memory": partial(memory_over, Path(name), flags.minutes),
+            "throughput": partial(throughput, folder, flags.clients, flags.groups),
+            "memory": partial(memory_over, folder, flags.minutes),
             "interleaved": partial(interleaved, flags.requests),
             "hostile": partial(hostile, 500),
             "killed": partial(killed, 5),
         }
+        chapters = chapters_of(flags.out)
         for step in flags.only or steps:
-            made = steps[step]()
-            print("\n".join(made), flush=True)
-            lines += made
-    flags.out.write_text("\n".join([*lines, ""]))
+            lines = [heading(step, flags), "", *steps[step]()]
+            print("\n".join(lines), flush=True)
+            chapters[step] = "\n".join(lines)
+            # After each step, so that a later one that fails costs none that was measured.
+            text = "".join(f"\n## {step}\n\n{chapters[step]}\n" for step in steps if step in chapters)
+            flags.out.write_text(f"# The reward server\n{text}")
+
+
+def heading(step: str, flags: argparse.Namespace) -> str:
+    """The day, the machine, and the command of a step."""
+    of_step = {
+        "throughput": f" --clients {flags.clients} --groups {flags.groups}",
+        "memory": f" --minutes {flags.minutes:g}",
+        "interleaved": f" --requests {flags.requests}",
+    }
+    command = f"python -m benchmarks.serving --only {step}{of_step.get(step, '')}"
+    day = datetime.date.today()
+    return f"{day}, {platform.machine()}, {os.cpu_count()} cores, one thread each: `{command}`."
+
+
+def chapters_of(path: Path) -> dict[str, str]:
+    """What a file of results has under the heading of each step."""
+    chapters = {}
+    for chapter in path.read_text().split("\n## ")[1:] if path.exists() else []:
+        step, _, text = chapter.partition("\n")
+        chapters[step] = text.strip()
+    return chapters
 
 
 if __name__ == "__main__":

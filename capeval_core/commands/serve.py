@@ -24,6 +24,7 @@ def run(arguments: list[str]) -> int:
     flags = parser.read(arguments)
     if flags.wait < 0:
         parser.error("--wait: expected 0 or more milliseconds")
+    # By its name in the environment: the arguments of a process can be read by every user of a machine.
     token = None
     if flags.token is not None:
         token = os.environ.get(flags.token)
@@ -38,6 +39,7 @@ def run(arguments: list[str]) -> int:
     # The port is taken before weights are opened, which takes a while.
     family = socket.AF_INET6 if ":" in flags.host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
+    # A server that was killed can be started again at once, though old connections linger in TIME_WAIT.
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((flags.host, flags.port))

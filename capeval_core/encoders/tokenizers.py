@@ -30,6 +30,7 @@ _CLIP_END = "<|endoftext|>"
 # Merges that CLIP reads of open_clip's file, which has more; its vocabulary also has each byte twice (alone
 # and at the end of a word) and two markers: 48,894 + 512 + 2 = 49,408.
 _MERGES = 48_894
+_LONGEST_KEPT = 200  # characters of a word whose ids are kept
 _WORD_START = "\u2581"  # SentencePiece's mark of a piece that begins a word
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _WORDS = regex.compile(
@@ -94,7 +95,11 @@ class ClipTokenizer:
         # Printable ASCII without entities is what the repairs make of it; they take longer than the rest.
         plain = text.isascii() and text.isprintable() and "&" not in text
         words = _WORDS.findall((text if plain else _repaired(text)).lower())
-        return chain.from_iterable(map(_ids_of_word, words))  # words repeat, and are kept by an lru_cache
+        # Words repeat, and are kept by an lru_cache; but tens of thousands of 100,000 letters each, which a
+        # client of a server can send, would fill the memory.
+        is_kept = len(text) <= _LONGEST_KEPT or max(map(len, words), default=0) <= _LONGEST_KEPT
+        ids_of_word = _ids_of_word if is_kept else _ids_of_word.__wrapped__
+        return chain.from_iterable(map(ids_of_word, words))
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The text of each id, for readers; a part of a character is shown as a replacement character."""

@@ -142,7 +142,10 @@ class Reward:
         references: list[Any] = []
         for i, (row, extra) in enumerate(zip(rows, more, strict=True)):
             truth = _parsed(row.get("ground_truth"))
-            mappings = [mapping for mapping in (extra, row, truth) if isinstance(mapping, Mapping)]
+            mappings = []  # verl's own column first, then the row, then what its ground truth holds
+            for mapping in (extra, row, truth):
+                if isinstance(mapping, Mapping):
+                    mappings.append(mapping)
             texts = _first(mappings, ["references"])
             if texts is None and not isinstance(truth, Mapping):
                 texts = truth
@@ -155,8 +158,7 @@ class Reward:
                     problems.add(Problem(f"row {i}", f"has no {medium_of(argument)}", fix))
         problems.raise_if_any()
         inputs = {} if argument is None else {argument: visuals}
-        responses = [row["response"] for row in rows]
-        scores = self(responses, references=references, **inputs)
+        scores = self([row["response"] for row in rows], references=references, **inputs)
         # None is TRL's way to leave a row out, of which verl and EasyR1 know nothing: they want a float.
         rewards: list[float] = []
         for score in scores:
@@ -172,6 +174,7 @@ reward = Reward  # called like a function, and a class so that it can be pickled
 
 def _are_rows(value: object) -> TypeGuard[Any]:
     """True for rows of EasyR1, or one."""
+    # TRL's conversations are lists of mappings, too; theirs have a `content`, and no `response`.
     if isinstance(value, Mapping):
         return "response" in value
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) == 0:

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import tracemalloc
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -115,6 +116,60 @@ def test_the_oldest_images_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
             for digest in digests
         ]
     assert statuses == [409, 200]
+
+
+def test_many_small_images_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LIMITS, "served_image_bytes", 5_000)
+    digests: list[str] = []
+    with TestClient(serving.build(["pacs"], weights="tiny").app) as client:
+        for number in range(8):
+            Image.new("L", (4, 4), number).save(file := io.BytesIO(), "PNG")
+            reply = client.post("/score", json={"captions": ["a"], "images": [sent(file.getvalue())]})
+            digests += reply.json()["digests"]
+        first = client.post("/score", json={"captions": ["a"], "images": [{"digest": digests[0]}]})
+        last = client.post("/score", json={"captions": ["a"], "images": [{"digest": digests[-1]}]})
+    assert (first.status_code, last.status_code) == (409, 200)
+
+
+def test_an_image_that_is_sent_twice_outlives_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one between them pushes it out while the request is read."""
+    monkeypatch.setattr(LIMITS, "served_image_bytes", 10)
+    images = [FILES[0], FILES[3], FILES[0]]
+    with TestClient(serving.build(["pacs"], weights="tiny").app) as client:
+        reply = client.post("/score", json={"captions": ["a"] * 3, "images": images})
+    assert reply.status_code == 200
+    digests = reply.json()["digests"]
+    assert digests[0] == digests[2] != digests[1]
+
+
+def test_long_words_do_not_fill_the_memory(server: TestClient) -> None:
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=50_000)) for _ in range(5)]
+
+    def ask(word: str) -> None:
+        content = {"captions": [word], "images": FILES[:1], "metrics": ["clips"]}
+        assert server.post("/score", json=content).status_code == 200
+
+    ask(words[0])  # what is kept once, such as features of the image
+    tracemalloc.start()
+    try:
+        for word in words[1:]:
+            ask(word)
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert grown < sum(map(len, words[1:]))
+
+
+def test_metrics_of_the_same_weights_encode_an_image_once() -> None:
+    references = [[CAPTIONS[0]]]
+    content = {"captions": CAPTIONS[:1], "images": FILES[:1], "references": references}
+    with TestClient(serving.build(["pacs", "refpacs"], weights="tiny").app) as client:
+        with count_forwards() as alone:
+            client.post("/score", json={**content, "metrics": ["refpacs"]})
+        with count_forwards() as beside:
+            client.post("/score", json={**content, "metrics": ["pacs"]})
+    assert alone.items > 0 and beside.items == 0
 
 
 def test_scores_do_not_depend_on_what_else_is_in_the_batch(server: TestClient) -> None:

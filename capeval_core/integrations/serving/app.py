@@ -50,7 +50,7 @@ def open_metrics(metrics: Sequence[str], options: Mapping[str, Any]) -> dict[str
             raise ValueError(
                 f"{name} has no score of a caption of its own, which a reward is: serve another metric"
             )
-        metric.check_separable(metric.options)
+        metric.check_separable(metric.options)  # else a score would depend on who else asks at the moment
         opened[name] = metric
     return opened
 
@@ -82,7 +82,7 @@ class Server:
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="capeval requests")
         self._statuses: Counter[int] = Counter()
         self._seconds = 0.0
-        self._body_bytes = 0  # of requests that are in work
+        self._body_bytes = 0  # of requests that are in work, which are in memory together
         self.app = Starlette(
             routes=[
                 Route("/score", partial(self._answered, self._score), methods=["POST"]),
@@ -108,16 +108,17 @@ class Server:
         """An answer, or the error that took its place; counted."""
         started = time.monotonic()
         try:
-            self._check_token(request)
+            self._check_token(request)  # before the body is read: strangers may not fill the memory
             response = await answer(request)
         except RefusedError as refusal:
             response = JSONResponse(refusal.content, refusal.status)
         except QueueFullError:
             response = JSONResponse({"error": "too many captions wait: ask again"}, 429, {"Retry-After": "1"})
         except ClientDisconnect:
-            response = Response(status_code=499)
+            response = Response(status_code=499)  # nobody reads it; it is counted as in nginx
         except MemoryError as error:
             response = JSONResponse({"error": f"out of memory: {error}"}, 503, {"Retry-After": "5"})
+        # Without its traceback, which shows the server's code and folders.
         except Exception as error:
             response = JSONResponse({"error": f"{type(error).__name__}: {error}"[:2_000]}, 500)
         finally:
@@ -130,6 +131,7 @@ class Server:
         if self._token is None:
             return
         header = request.headers.get("authorization", "")
+        # In a time that does not tell how many characters are right.
         if not hmac.compare_digest(header.encode(), f"Bearer {self._token}".encode()):
             raise RefusedError(401, "the token is missing or wrong: send Authorization: Bearer TOKEN")
 
@@ -143,10 +145,9 @@ class Server:
 
     async def _counters(self, _: Request) -> Response:
         counts = self.batcher.counts
-        lines = [
-            f'capeval_requests_total{{status="{status}"}} {count}'
-            for status, count in sorted(self._statuses.items())
-        ]
+        lines = []
+        for status, count in sorted(self._statuses.items()):
+            lines.append(f'capeval_requests_total{{status="{status}"}} {count}')
         lines += [
             f"capeval_request_seconds_total {self._seconds:.6f}",
             f"capeval_captions_total {counts.captions}",
@@ -176,7 +177,11 @@ class Server:
         name = self._metric_of(request)
         scored, results = await self._scored(request, lambda content: read_remote(content, name))
         reply = reply_of(scored, results)["results"][name]
-        logs = {flag: sum(flag in flags for flags in reply["flags"]) for flag in ("repetitive", "unread")}
+        marks: Counter[str] = Counter()
+        for flags in reply["flags"]:
+            marks.update(flags)
+        # `scores` are what OpenRLHF filters prompts by, `extra_logs` go to its own log of the training.
+        logs = {"repetitive": marks["repetitive"], "unread": marks["unread"]}
         return JSONResponse({"rewards": reply["scores"], "scores": reply["scores"], "extra_logs": logs})
 
     def _metric_of(self, request: Request) -> str:
@@ -201,15 +206,18 @@ class Server:
 
     async def _read(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What a function makes, in a thread that reads."""
+        # Base64 and JSON of some MB take their time, in which the event loop could answer nobody.
         return await asyncio.get_running_loop().run_in_executor(self._readers, partial(function, *arguments))
 
     async def _body(self, request: Request) -> bytes:
         """The body, as far as a request may have. Raises RefusedError."""
         body = bytearray()
         try:
+            # A body that trickles in would hold its connection, of which there are so many only.
             async with asyncio.timeout(LIMITS.page_seconds):
                 async for part in request.stream():
                     body += part
+                    # By what has come, not by Content-Length, which a client may leave out or get wrong.
                     self._body_bytes += len(part)
                     request.state.body_bytes = len(body)
                     if len(body) > LIMITS.served_body_bytes:
@@ -230,5 +238,8 @@ def build(metrics: Sequence[str], *, token: str | None = None, **options: Any) -
     Raises:
         ValueError: a metric is unknown, or a caption has no score of its own in it (BLEU, ECO).
     """
-    of_batches = {name: options.pop(name) for name in ("batch_captions", "seconds") if name in options}
+    of_batches = {}
+    for name in ("batch_captions", "seconds"):
+        if name in options:
+            of_batches[name] = options.pop(name)
     return Server(open_metrics(metrics, options), token=token, **of_batches)

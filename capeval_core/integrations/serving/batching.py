@@ -7,6 +7,11 @@
 A batch begins when its first request has waited for `seconds`, or when enough captions are there. While it
 runs, the next one gathers, so that a busy server never waits. A score does not depend on its batch: rows of
 a metric are independent of each other, and metrics for which they are not are refused at the start.
+
+Requests are taken whole, and in the order in which they came. Where no more wait than a batch takes, a
+request waits for the rest of the batch that runs and for its own: twice a batch's time at most. Where W
+captions wait, it is W / N batches and the rest of one. A larger N would make that two again, of longer
+batches: the last request would be answered at the same time, and the first ones later.
 """
 
 from __future__ import annotations
@@ -65,7 +70,7 @@ class Batcher(threading.Thread):
         seconds: float,
         waiting_captions: int,
     ) -> None:
-        super().__init__(name="capeval batches", daemon=True)
+        super().__init__(name="capeval batches", daemon=True)  # no batch holds up the end of the process
         self.counts = Counts()
         self._metrics = metrics
         self._batch_captions = batch_captions
@@ -84,6 +89,7 @@ class Batcher(threading.Thread):
     def submit(self, job: Job) -> Future[dict[str, Result]]:
         """The results of a job, once they are there. Raises QueueFullError."""
         with self._changed:
+            # Alone a request of any size is taken: one beyond the bound would be told to come again for ever.
             if self._captions and self._captions + job.captions > self._waiting_captions:
                 raise QueueFullError
             self._jobs.append(job)
@@ -102,7 +108,8 @@ class Batcher(threading.Thread):
             started = time.monotonic()
             self._score(jobs)
             self.counts.batches += 1
-            self.counts.captions += sum(job.captions for job in jobs)
+            for job in jobs:
+                self.counts.captions += job.captions
             self.counts.seconds += time.monotonic() - started
 
     def _gathered(self) -> list[Job]:
@@ -110,6 +117,8 @@ class Batcher(threading.Thread):
         with self._changed:
             while not self._jobs and not self._ended:
                 self._changed.wait()
+            # Each request that comes wakes this loop, and leaves less to wait for. The clock is that of the
+            # first one: counted from the last, a steady trickle would keep a batch from ever beginning.
             while self._jobs and not self._ended and self._captions < self._batch_captions:
                 seconds = self._jobs[0].came + self._seconds - time.monotonic()
                 if seconds <= 0:
@@ -117,6 +126,7 @@ class Batcher(threading.Thread):
                 self._changed.wait(seconds)
             jobs: list[Job] = []
             captions = 0
+            # The first one whatever its size. None behind overtakes one that does not fit: it would starve.
             while self._jobs and (not jobs or captions + self._jobs[0].captions <= self._batch_captions):
                 job = self._jobs.popleft()
                 captions += job.captions
@@ -126,7 +136,11 @@ class Batcher(threading.Thread):
 
     def _score(self, jobs: Sequence[Job]) -> None:
         """Score jobs together; where that fails, each by itself, so that none pays for another one."""
-        awaited = [job for job in jobs if job.results.set_running_or_notify_cancel()]
+        awaited: list[Job] = []
+        for job in jobs:
+            # False where it was cancelled meanwhile: to set its result would then raise, and end this thread.
+            if job.results.set_running_or_notify_cancel():
+                awaited.append(job)
         try:
             results = results_of(self._metrics, awaited)
         except BaseException as error:  # whatever it is, it is the answer to the requests
@@ -142,7 +156,7 @@ class Batcher(threading.Thread):
     def _score_alone(self, job: Job) -> None:
         try:
             job.results.set_result(results_of(self._metrics, [job])[0])
-        except BaseException as error:
+        except BaseException as error:  # the thread has to outlive it: no other one scores
             job.results.set_exception(_answerable(error))
 
 
@@ -150,21 +164,26 @@ def results_of(metrics: Mapping[str, CaptionMetric], jobs: Sequence[Job]) -> lis
     """The results of each job by metric, where a metric scores the captions of all jobs together."""
     results: list[dict[str, Result]] = [{} for _ in jobs]
     for name, metric in metrics.items():
-        asking = [number for number, job in enumerate(jobs) if name in job.samples]
-        if not asking:
+        parts: list[Samples] = []
+        labels: list[str] = []  # of each caption the number of its job, as a text, by which a result is split
+        for number, job in enumerate(jobs):
+            if name in job.samples:
+                parts.append(job.samples[name])
+                labels += [str(number)] * job.captions
+        if not parts:
             continue
-        samples = joined([jobs[number].samples[name] for number in asking])
+        # A note with each batch is noise in the server's log, and no client sees it.
         with naming(notes=False):
-            result = metric.combine(metric.encode_all(samples))
-        labels = [str(number) for number in asking for _ in range(jobs[number].captions)]
-        for number, part in result.by(labels).items():
-            results[int(number)][name] = part
+            result = metric.combine(metric.encode_all(joined(parts)))
+        for label, part in result.by(labels).items():
+            results[int(label)][name] = part
     return results
 
 
 def _answerable(error: BaseException) -> Exception:
     """An error as one that ends no event loop; without memory in torch, a MemoryError."""
     text = str(error)
+    # torch raises a plain RuntimeError; as a MemoryError it is answered with 503, which clients try again.
     if isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate" in text):
         return MemoryError(text)
     return error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {text}")
@@ -184,5 +203,6 @@ def joined(parts: Sequence[Samples]) -> Samples:
         captions=captions,
         images=images,
         references=None if parts[0].references is None else references,
+        # Each part counts its rows from 0, and rows of one table are told apart by their index.
         indices=range(len(captions)),
     )

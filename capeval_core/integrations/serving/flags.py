@@ -7,7 +7,6 @@ brakes of a trainer's own, since what is a trick in one training is a wanted sty
 from __future__ import annotations
 
 import unicodedata
-from collections import Counter
 from collections.abc import Sequence
 
 REPEATED_WORDS = 3
@@ -52,28 +51,29 @@ def flags_of(caption: str, *, coverage: float | None = None, prompt: str | None 
 
 def repeated_share(words: Sequence[str]) -> float:
     """The share of a text's sequences of three words that came before in it; 0 of fewer than four words."""
-    count = len(words) - REPEATED_WORDS + 1
-    if count < 2:
+    sequences = sequences_of(words, REPEATED_WORDS)
+    if len(sequences) < 2:
         return 0.0
-    sequences = Counter(tuple(words[start : start + REPEATED_WORDS]) for start in range(count))
-    return (count - len(sequences)) / count
+    return (len(sequences) - len(set(sequences))) / len(sequences)
 
 
 def quotes(words: Sequence[str], prompt: Sequence[str]) -> bool:
     """Whether a text has so many words of a prompt in a row."""
-    if len(words) < QUOTED_WORDS or len(prompt) < QUOTED_WORDS:
-        return False
-    of_prompt = {
-        tuple(prompt[start : start + QUOTED_WORDS]) for start in range(len(prompt) - QUOTED_WORDS + 1)
-    }
-    return any(
-        tuple(words[start : start + QUOTED_WORDS]) in of_prompt
-        for start in range(len(words) - QUOTED_WORDS + 1)
-    )
+    of_prompt = set(sequences_of(prompt, QUOTED_WORDS))
+    return not of_prompt.isdisjoint(sequences_of(words, QUOTED_WORDS))
+
+
+def sequences_of(words: Sequence[str], length: int) -> list[tuple[str, ...]]:
+    """The sequences of so many words of a text, in order; none of a shorter one."""
+    starts = range(len(words) - length + 1)
+    return [tuple(words[start : start + length]) for start in starts]
 
 
 def letter_share(text: str) -> float:
     """The share of letters, with their accents, among the characters that are not blanks."""
     characters = [character for character in text if not character.isspace()]
-    letters = sum(unicodedata.category(character)[0] in "LM" for character in characters)
+    letters = 0
+    for character in characters:
+        # L: letters of any script. M: marks, without which Hindi and Thai would be half of something else.
+        letters += unicodedata.category(character)[0] in "LM"
     return letters / max(len(characters), 1)

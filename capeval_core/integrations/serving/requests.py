@@ -17,7 +17,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from PIL import Image
 
@@ -44,7 +44,7 @@ class RefusedError(Exception):
     status: of HTTP. content: what the reply has with `error`, its message.
     """
 
-    def __init__(self, status: int, message: str, **content: Any) -> None:
+    def __init__(self, status: int, message: str, **content: object) -> None:
         super().__init__(message)
         self.status = status
         self.content = {"error": message, **content}
@@ -52,10 +52,9 @@ class RefusedError(Exception):
 
 def refusal_of(error: Exception) -> RefusedError:
     """The answer to a request whose input a metric refuses: each problem with its place."""
-    problems = [
-        {"where": problem.where, "problem": problem.text, "fix": problem.fix}
-        for problem in getattr(error, "problems", [])
-    ]
+    problems = []
+    for problem in getattr(error, "problems", []):  # a plain ValueError has none
+        problems.append({"where": problem.where, "problem": problem.text, "fix": problem.fix})
     return RefusedError(422, str(error), problems=problems)
 
 
@@ -66,7 +65,7 @@ class ImageStore:
         self._most_bytes = most_bytes
         self._bytes = 0
         self._images: OrderedDict[str, tuple[Visual[Any], int]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # several threads read requests
 
     def add(self, content: bytes) -> str:
         """The digest of an image's bytes, which are kept. Raises ImageError for what may not be opened."""
@@ -75,13 +74,15 @@ class ImageStore:
             if digest in self._images:
                 self._images.move_to_end(digest)
                 return digest
+        # Not under the lock: other requests need not wait for it.
         check_size(content)
         visual: Visual[Any] = Visual.of(content)
         with self._lock:
-            if digest not in self._images:
+            if digest not in self._images:  # else another thread was quicker
                 size = len(content) + _ENTRY_BYTES
                 self._images[digest] = (visual, size)
                 self._bytes += size
+            # One stays, however large: its own request is about to look it up.
             while self._bytes > self._most_bytes and len(self._images) > 1:
                 _, (_, size) = self._images.popitem(last=False)
                 self._bytes -= size
@@ -101,6 +102,7 @@ def check_size(content: bytes) -> None:
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as header:
             width, height = header.size
+    # Pillow's own limit lies higher than the server's, and ends even the reading of the header.
     except Image.DecompressionBombError:
         raise image_error("has more pixels than this server decodes", "scale it down") from None
     except Exception:  # what cannot be opened is refused where it is decoded, with the reason
@@ -128,6 +130,7 @@ class ScoreRequest:
 
     def samples(self, metric: CaptionMetric) -> Samples:
         """The samples of one metric. Raises RefusedError with every problem."""
+        # What one served metric needs, another one has no argument for.
         needs_visuals = argument_of(metric.media) is not None
         if needs_visuals and self.argument != argument_of(metric.media):
             raise RefusedError(422, f"{argument_of(metric.media)} are missing, which {metric.name} needs")
@@ -155,7 +158,7 @@ def read_json(body: bytes) -> dict[str, Any]:
         raise RefusedError(413, f"the body has too many values; {most}: send several requests")
     try:
         content = json.loads(body, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # brackets in brackets, thousands deep
         raise RefusedError(400, "the body is not JSON") from None
     if not isinstance(content, dict):
         raise RefusedError(400, "the body is not a JSON object")
@@ -171,6 +174,7 @@ def read_request(content: Mapping[str, Any], served: Sequence[str], images: Imag
 
     metrics: by default all that are served. Raises RefusedError.
     """
+    # A key with a slip in it, such as `image`, would be left out without a word.
     unknown = sorted(content.keys() - {"captions", "images", "videos", "references", "prompts", "metrics"})
     if unknown:
         raise RefusedError(422, f"unknown keys: {', '.join(map(repr, unknown))[:200]}")
@@ -184,13 +188,12 @@ def read_request(content: Mapping[str, Any], served: Sequence[str], images: Imag
     if not isinstance(metrics, list) or not all(name in served for name in metrics):
         raise RefusedError(422, f"metrics: expected some of {', '.join(served)}, which are served here")
     prompts = content.get("prompts")
-    if prompts is not None:
-        fits = isinstance(prompts, list) and len(prompts) == len(captions)
-        if not fits or not all(isinstance(prompt, str) for prompt in prompts):
-            raise RefusedError(422, "prompts: expected a text for each caption")
+    if prompts is not None and (not _are_texts(prompts) or len(prompts) != len(captions)):
+        raise RefusedError(422, "prompts: expected a text for each caption")
     arguments = [name for name in ("images", "videos") if content.get(name) is not None]
     if len(arguments) > 1:
         raise RefusedError(422, "images and videos: send one of them")
+    # Before images are decoded from base64, which takes the most time of all this.
     _check_extent(captions, content.get("references"), content.get("videos"))
     visuals = digests = None
     if arguments:
@@ -208,10 +211,16 @@ def checked_request(
         return request, {name: request.samples(metrics[name]) for name in request.metrics}
 
 
-def _check_extent(captions: list[Any], references: Any, videos: Any) -> None:
+def _are_texts(values: object) -> TypeGuard[list[str]]:
+    """True for a list of texts."""
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+
+
+def _check_extent(captions: list[Any], references: object, videos: object) -> None:
     """Refuse a request that would keep the models busy for long: others wait for them."""
     count = len(captions)
     texts = list(captions)
+    # Values of wrong types are counted too, or passed over: the metric's own check says where they are.
     for lists in (references, videos):
         for row in lists if isinstance(lists, list) else []:
             count += len(row) if isinstance(row, list) else 1
@@ -225,7 +234,7 @@ def _check_extent(captions: list[Any], references: Any, videos: Any) -> None:
         raise RefusedError(413, f"a text has {longest:,} characters; {LIMITS.served_characters:,} are read")
 
 
-def _visuals(values: Any, argument: str, images: ImageStore) -> tuple[list[Any], list[Any]]:
+def _visuals(values: object, argument: str, images: ImageStore) -> tuple[list[Any], list[Any]]:
     """The visuals of an argument, and their digests."""
     if not isinstance(values, list):
         raise RefusedError(422, f'{argument}: expected a list of {{"bytes": "<base64>"}}')
@@ -239,7 +248,7 @@ def _visuals(values: Any, argument: str, images: ImageStore) -> tuple[list[Any],
             digests.append([reader.read(frame, at(argument, (i, j))) for j, frame in enumerate(value)])
         else:
             digests.append(reader.read(value, at(argument, i)))
-    reader.raise_if_any()
+    reader.raise_if_any()  # all problems of a request at once, so that a client mends them in one go
     visuals: list[Any] = []
     for digest in digests:
         if isinstance(digest, list):
@@ -259,8 +268,9 @@ class _ImageReader:
         self._problems = Problems()
         self._unknown: list[str] = []
 
-    def read(self, value: Any, where: str) -> str:
+    def read(self, value: object, where: str) -> str:
         """The digest of an image, "" where it cannot be used."""
+        # Nothing else than these two: a `path` would open a file of the server.
         if not isinstance(value, Mapping) or len(value.keys() & {"bytes", "digest"}) != 1:
             self._wrong(where, "is not an image", 'send {"bytes": "<base64>"} or {"digest": "sha256:..."}')
             return ""
@@ -274,6 +284,7 @@ class _ImageReader:
         if isinstance(digest, str):
             visual = self.visuals.get(digest) or self._images.get(digest)
         if visual is None:
+            # What was sent may be of any type and length, and a lone surrogate cannot be written as UTF-8.
             self._unknown.append(str(digest).encode("ascii", "backslashreplace").decode()[:100])
             return ""
         self.visuals[str(digest)] = visual
@@ -281,8 +292,7 @@ class _ImageReader:
 
     def _digest_of(self, encoded: object, where: str) -> str | None:
         """The digest of bytes in base64, which are kept; None where they are not an image's."""
-        # Rollouts of one picture often bring it with each caption, and to decode takes ten times as long as to
-        # look its text up.
+        # Rollouts of one picture often bring it with each caption; decoding takes ten times as long as this.
         if isinstance(encoded, str | bytes) and encoded in self._digests:
             return self._digests[encoded]
         try:
@@ -300,6 +310,7 @@ class _ImageReader:
     def raise_if_any(self) -> None:
         if self._problems:
             raise refusal_of(self._problems.error())
+        # A status of its own: a client sends the bytes and asks again, which mends no other error.
         if self._unknown:
             message = f"{len(self._unknown):,} images are not here by their digest: send their bytes"
             raise RefusedError(409, message, unknown=self._unknown)
@@ -310,10 +321,30 @@ class _ImageReader:
 
 def reply_of(request: ScoreRequest, results: Mapping[str, Result]) -> dict[str, Any]:
     """The reply to a request. Raises RefusedError where a caption has no score: a reward is never made up."""
+    _refuse_failed(request, results)
+    reply: dict[str, Any] = {}
+    for name, result in results.items():
+        truncated = (result.marked or {}).get("truncated", frozenset())
+        reply[name] = {
+            "scores": result.scores,
+            "parts": result.parts,
+            "truncated": [row in truncated for row in range(len(result))],
+            "flags": _flags(request, result),
+            "signature": result.signature,
+        }
+    reply = {"results": plain(reply)}
+    if request.digests is not None:
+        reply["digests"] = request.digests
+    return reply
+
+
+def _refuse_failed(request: ScoreRequest, results: Mapping[str, Result]) -> None:
+    """Refuse a request of which a caption has no score, with all such rows."""
     failed: list[dict[str, Any]] = []
     for name, result in results.items():
         for row, reason in sorted(result.errors.items()):
             failed.append({"metric": name, "row": row, "problem": reason})
+        # A score of NaN would be null in JSON, and no error.
         for row, score in enumerate(result.scores):
             if row not in result.errors and not math.isfinite(score):
                 failed.append({"metric": name, "row": row, "problem": "has no score"})
@@ -321,26 +352,17 @@ def reply_of(request: ScoreRequest, results: Mapping[str, Result]) -> dict[str, 
         rows = {entry["row"] for entry in failed}
         message = f"{len(rows):,} of {len(request.captions):,} captions have no score"
         raise RefusedError(422, message, rows=failed)
-    reply: dict[str, Any] = {}
-    for name, result in results.items():
-        coverage = result.parts.get("coverage")
-        truncated = (result.marked or {}).get("truncated", frozenset())
-        flags = []
-        for row, caption in enumerate(request.captions):
-            read = None if coverage is None else coverage[row]
-            prompt = None if request.prompts is None else request.prompts[row]
-            flags.append(flags_of(caption, coverage=read, prompt=prompt))
-        reply[name] = {
-            "scores": result.scores,
-            "parts": result.parts,
-            "truncated": [row in truncated for row in range(len(result))],
-            "flags": flags,
-            "signature": result.signature,
-        }
-    reply = {"results": plain(reply)}
-    if request.digests is not None:
-        reply["digests"] = request.digests
-    return reply
+
+
+def _flags(request: ScoreRequest, result: Result) -> list[list[str]]:
+    """The marks of each caption."""
+    coverage = result.parts.get("coverage")
+    flags = []
+    for row, caption in enumerate(request.captions):
+        caption_coverage = None if coverage is None else coverage[row]
+        prompt = None if request.prompts is None else request.prompts[row]
+        flags.append(flags_of(caption, coverage=caption_coverage, prompt=prompt))
+    return flags
 
 
 # ---- protocols of others
@@ -355,6 +377,7 @@ def read_verify(content: Mapping[str, Any], metric: str) -> dict[str, Any]:
     response = content.get("response")
     output = response.get("output") if isinstance(response, Mapping) else None
     caption = None
+    # Reasoning and calls of tools stand beside messages in OpenAI's form; the last message is the answer.
     for message in output if isinstance(output, list) else []:
         if isinstance(message, Mapping) and message.get("type", "message") == "message":
             caption = _text_of(message.get("content"))
@@ -368,25 +391,26 @@ def read_verify(content: Mapping[str, Any], metric: str) -> dict[str, Any]:
         for part in parts if isinstance(parts, list) else []:
             if isinstance(part, Mapping) and part.get("type") == "input_image":
                 request["images"] = [image_of_url(part.get("image_url"))]
-    if content.get("references") is not None:
+    if content.get("references") is not None:  # a key of our own, of the one caption
         request["references"] = [content["references"]]
     return request
 
 
-def _text_of(content: Any) -> str:
+def _text_of(content: object) -> str:
     """The text of a message: itself, or its parts together."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
-    texts = [
-        part["text"] for part in parts if isinstance(part, Mapping) and isinstance(part.get("text"), str)
-    ]
+    texts: list[str] = []
+    for part in parts:  # a refusal has no text
+        if isinstance(part, Mapping) and isinstance(part.get("text"), str):
+            texts.append(part["text"])
     if not texts:
         raise RefusedError(422, "response.output: its last message has no text")
     return "".join(texts)
 
 
-def image_of_url(url: Any) -> dict[str, str]:
+def image_of_url(url: object) -> dict[str, str]:
     """The bytes of a data URL as a request has them. Other addresses are refused: nothing is fetched."""
     head, _, data = str(url).partition(",")
     if not head.startswith("data:image/") or not head.endswith(";base64"):
@@ -401,14 +425,14 @@ def read_remote(content: Mapping[str, Any], metric: str) -> dict[str, Any]:
     or its JSON, with `image` (an image of `/score`) and `references`.
     """
     queries = content.get("query")
-    if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
+    if not _are_texts(queries):
         raise RefusedError(422, "query: expected a list of texts")
     prompts = content.get("prompts")
-    fits = isinstance(prompts, list) and len(prompts) == len(queries)
-    if not fits or not all(isinstance(prompt, str) for prompt in prompts or []):
+    if not _are_texts(prompts) or len(prompts) != len(queries):
         raise RefusedError(422, "prompts: expected a text for each query, with which it begins")
     captions = []
-    for row, (query, prompt) in enumerate(zip(queries, prompts or [], strict=True)):
+    for row, (query, prompt) in enumerate(zip(queries, prompts, strict=True)):
+        # Cut by its length alone, a prompt that is not the query's own would leave a piece of a caption.
         if not query.startswith(prompt):
             raise RefusedError(422, f"query[{row}] does not begin with its prompt, so its caption is unknown")
         captions.append(without_reasoning(_ENDS.sub("", query.removeprefix(prompt))))
@@ -419,12 +443,14 @@ def read_remote(content: Mapping[str, Any], metric: str) -> dict[str, Any]:
     labels = [_label(label) for label in labels]
     if len(labels) == len(captions):
         for name, key in (("images", "image"), ("references", "references")):
-            if all(key in label for label in labels):
-                request[name] = [label[key] for label in labels]
+            column = [label[key] for label in labels if key in label]
+            # Of some rows alone it would belong to others: without any, the metric says what is missing.
+            if len(column) == len(captions):
+                request[name] = column
     return request
 
 
-def _label(label: Any) -> Mapping[str, Any]:
+def _label(label: object) -> Mapping[str, Any]:
     """What the label of a row says, as an object."""
     if isinstance(label, str):
         try:
