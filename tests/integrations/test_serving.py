@@ -245,6 +245,35 @@ def test_a_request_that_cannot_be_scored_costs_none_of_its_batch(expected: dict[
     assert failed.status_code >= 500
 
 
+class Held(metric_class("pacs")):  # type: ignore[misc]
+    """PAC-S that begins to score when the test lets it."""
+
+    begun = threading.Event()
+    free = threading.Event()
+
+    def encode(self, batch: Any) -> Any:
+        self.begun.set()
+        assert self.free.wait(60)
+        yield from super().encode(batch)
+
+
+def test_all_that_waits_is_the_next_batch(expected: dict[str, list[float]]) -> None:
+    server = serving.Server({"pacs": Held(capeval_core.load("pacs", weights="tiny").options)}, seconds=0.0)
+    contents = [{"captions": CAPTIONS[:2], "images": FILES[:2]} for _ in range(6)]
+    with TestClient(server.app) as client, concurrent.futures.ThreadPoolExecutor(6) as pool:
+        first = pool.submit(client.post, "/score", json=contents[0])
+        assert Held.begun.wait(60)
+        behind = [pool.submit(client.post, "/score", json=content) for content in contents[1:]]
+        while server.batcher.waiting < 10:
+            threading.Event().wait(0.01)
+        Held.free.set()
+        for reply in (first, *behind):
+            assert reply.result().json()["results"]["pacs"]["scores"] == pytest.approx(
+                expected["pacs"][:2], abs=1e-6
+            )
+        assert "capeval_batches_total 2\n" in client.get("/metrics").text
+
+
 WRONG: dict[str, tuple[Any, int, str]] = {
     "not JSON": (b"{", 400, "JSON"),
     "deep": (b"[" * 100_000, 400, "JSON"),
