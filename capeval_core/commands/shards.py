@@ -122,9 +122,15 @@ def _score(arguments: list[str]) -> int:
     for number, metric in enumerate(metrics):
         results_of_metric = [outcome[number] for outcome in results]
         is_last = number == len(metrics) - 1
+        rate_of_one = rate if len(metrics) == 1 else None
         status |= _finish(
-            flags, folders[number], metric, results_of_metric, failures, rate if is_last else None
+            flags, folders[number], metric, results_of_metric, failures, rate_of_one, says_all=is_last
         )
+        if len(metrics) > 1:
+            print()
+    if len(metrics) > 1:
+        # All metrics were scored in one pass: its rate is none of a single one of them.
+        terminal.summary(["rate", rate])
     return status
 
 
@@ -165,8 +171,10 @@ def _finish(
     results: list[Any],
     failures: dict[str, str],
     rate: str | None,
+    *,
+    says_all: bool,
 ) -> int:
-    """Write the manifest of a metric and print its outcome; the exit status. rate: None but for the last."""
+    """Write the manifest of a metric and print its outcome; the exit status. rate: None of several."""
     from capeval_core.integrations.shards.run import write_manifest
 
     output = flags.output.rstrip("/")
@@ -179,10 +187,7 @@ def _finish(
     if rate is not None:
         lines.append(["rate", rate])
     lines.append(["manifest", f"{output}/{flags.manifest}"])
-    status = _summarize(metric.title, results, failures, *lines, says_all=rate is not None)
-    if rate is None:
-        print()
-    return status
+    return _summarize(metric.title, results, failures, *lines, says_all=says_all)
 
 
 def _duplicates(output: str) -> str:
@@ -396,12 +401,17 @@ def _check(flags: argparse.Namespace) -> int:
     terminal.summary(*lines)
     tell = common.tell_first
     damaged: list[str] = []
+    features: list[str] = []
     foreign: list[str] = []
-    for name, why in check.damaged.items():
+    for name, why in (check.damaged | check.features).items():
+        lines_of_kind = features if name in check.features else damaged
         # What no run has written no run replaces, so that it needs other advice.
-        lines_of_kind = foreign if name in check.foreign else damaged
+        if name in check.foreign:
+            lines_of_kind = foreign
         lines_of_kind.append(f"{name} {why}")
     tell(f"{counted(len(damaged), 'shard')} damaged; the same `shards score` again replaces them:", damaged)
+    title = f"{counted(len(features), 'table')} of features missing or damaged"
+    tell(f"{title}; the same `shards score --features` again writes them:", features)
     tell(f"{counted(len(foreign), 'file')} of something else; move them away:", foreign)
     failed = []
     for name, rows in check.failed.items():

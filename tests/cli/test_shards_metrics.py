@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -123,6 +124,16 @@ def test_a_metric_that_is_added_later_is_the_only_one_that_runs(capeval: Capeval
     assert other.status == 2 and "out/pacs/0.parquet" in other.err and "out/clips" not in other.err
 
 
+def test_the_rate_is_that_of_the_run_and_of_no_metric(capeval: Capeval, folder: Path) -> None:
+    line = ["--input", "in/*.tar", "--output", "out", *TINY]
+    ran = capeval("shards", "score", "clips,pacs", *line)
+    *blocks, rate = ran.out.strip().split("\n\n")
+    assert [block.split()[0] for block in blocks] == ["CLIP-S", "PAC-S"]
+    assert rate.split()[0] == "rate" and ran.out.count("rate ") == 1
+    alone = capeval("shards", "score", "pacs", "--input", "in/*.tar", "--output", "alone", *TINY)
+    assert alone.out.strip().count("\n\n") == 0 and alone.out.count("rate ") == 1
+
+
 @pytest.mark.parametrize(
     ("metrics", "more", "named"),
     [
@@ -207,6 +218,34 @@ def test_features_are_resumed_and_exact(capeval: Capeval, folder: Path) -> None:
     assert capeval(*line[:5], "--output", "later", *TINY).status == 0
     assert capeval(*line[:5], "--output", "later", *TINY, "--features").status == 0
     assert Path("later/pacs/features/1.parquet").read_bytes() == whole[files[3]]
+
+
+@pytest.mark.parametrize("fault", ["missing", "all missing", "cut", "of other scores", "foreign"])
+def test_check_says_which_features_are_missing_or_damaged(fault: str, capeval: Capeval, folder: Path) -> None:
+    line = ["shards", "score", "pacs", "--input", "in/*.tar", "--output", "out", "--features", *TINY]
+    assert capeval(*line).status == 0
+    assert capeval("shards", "check", "out").status == 0
+    path = Path("out/features/1.parquet")
+    if fault == "cut":
+        path.write_bytes(path.read_bytes()[:-100])
+    elif fault == "of other scores":
+        path.write_bytes(Path("out/features/0.parquet").read_bytes())
+    elif fault == "foreign":
+        write_parquet(path, rows_of(2))
+    else:
+        path.unlink()
+    if fault == "all missing":
+        shutil.rmtree(path.parent)
+    ran = capeval("shards", "check", "out")
+    assert ran.status == 1 and "features/1.parquet" in ran.err
+    assert ("features/0.parquet" in ran.err) == (fault == "all missing")
+    if fault == "foreign":
+        assert "move" in ran.err
+        path.unlink()
+    else:
+        assert "--features" in ran.err
+    assert capeval(*line).status == 0
+    assert capeval("shards", "check", "out").status == 0
 
 
 def test_features_of_rows_that_are_scored_again(capeval: Capeval, folder: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,10 @@ from capeval_core.errors import FileError
 from capeval_core.integrations.shards.failures import FailureCounts
 from capeval_core.integrations.shards.outputs import (
     BATCH_ROWS,
+    FEATURES,
+    FEATURES_NOTE,
     DamagedError,
+    are_features_of,
     numbers_on_disk,
     outputs_in,
     read_batches,
@@ -31,7 +35,8 @@ class ShardCheck:
 
     signatures: the shards of each. duplicates: the first 1,000 uids that come more than once, how often in
     each shard. repeated: rows beyond the first of each uid, above 1,000 by a hash of 64 bits. damaged: shards
-    that are not whole outputs, and why. foreign: those of them that no run has written, nor will replace.
+    that are not whole outputs, and why. features: tables of features, such as `features/00000.parquet`, that
+    are missing or not whole, and why. foreign: those of both that no run has written, nor will replace.
     failed: rows without a score by shard. failures: their errors, the first of each kind, and how many rows
     have one of this kind. outside: failed rows whose image is a file outside of its shard. without_scores:
     shards that have rows, and no score. unfinished: files that an interrupted run left.
@@ -43,6 +48,7 @@ class ShardCheck:
     duplicates: dict[str, dict[str, int]] = field(default_factory=dict)
     repeated: int = 0
     damaged: dict[str, str] = field(default_factory=dict)
+    features: dict[str, str] = field(default_factory=dict)
     foreign: list[str] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
     failed: dict[str, int] = field(default_factory=dict)
@@ -52,8 +58,13 @@ class ShardCheck:
 
     @property
     def ok(self) -> bool:
-        """True if every uid comes once, all signatures are equal, every shard is whole and has a score."""
-        return not (len(self.signatures) > 1 or self.repeated or self.damaged or self.without_scores)
+        """True if every uid comes once, all signatures are equal, every shard is whole and has a score.
+
+        Features of shards that were scored with them are whole, too.
+        """
+        if len(self.signatures) > 1 or self.repeated:
+            return False
+        return not (self.damaged or self.features or self.without_scores)
 
 
 def check_shards(folder: str | PathLike[str]) -> ShardCheck:
@@ -62,6 +73,8 @@ def check_shards(folder: str | PathLike[str]) -> ShardCheck:
     check = ShardCheck(len(outputs))
     intact: list[Place] = []
     failures = FailureCounts()
+    features_folder = Place.of("folder", folder).child(FEATURES)
+    names_of_features = {file.name for file in files_in(features_folder)}
     for output in outputs:
         try:
             note = read_note(output, verify_rows=True)
@@ -79,11 +92,28 @@ def check_shards(folder: str | PathLike[str]) -> ShardCheck:
             if note["failed"] == note["rows"]:
                 check.without_scores.append(output.name)
         check.rows += note["rows"]
+        # A table that lies there is looked at whatever the note says: a run without features left it.
+        if note.get("features") or output.name in names_of_features:
+            _check_features(check, features_folder.child(output.name), note)
     check.failures = failures.rows
     check.duplicates, check.repeated = _duplicates(intact)
     files = files_in(Place.of("folder", folder))
     check.unfinished = [file.name for file in files if file.name.endswith(PARTIAL)]
     return check
+
+
+def _check_features(check: ShardCheck, features: Place, note: Mapping[str, Any]) -> None:
+    """Note what is wrong with the features of a shard whose scores have this note."""
+    name = f"{FEATURES}/{features.name}"
+    try:
+        features_note = read_note(features, FEATURES_NOTE, verify_rows=True)
+    except FileError as error:
+        check.features[name] = error.problems[0].text
+        if features.filesystem.exists(features.path) and not isinstance(error, DamagedError):
+            check.foreign.append(name)
+    else:
+        if not are_features_of(features_note, note):
+            check.features[name] = "is of other scores than those beside it"
 
 
 def _duplicates(outputs: Sequence[Place]) -> tuple[dict[str, dict[str, int]], int]:

@@ -29,6 +29,8 @@ FEATURES = "features"
 """The folder, in that of the scores, of tables of features."""
 IMAGE_KEY = "image_key"
 """The column with the content keys of images."""
+_OF_FEATURES = ("signature", "checksum", "rows", "images")
+"""What the note of features has as that of their scores has it, unless these were made again since."""
 BATCH_ROWS = 65_536
 """Rows of an output, or numbers of a temporary file, that are in memory together."""
 
@@ -117,6 +119,11 @@ def _note_in(place: Place, parquet: pq.ParquetFile, key: bytes) -> dict[str, Any
             place, f"has other columns, or columns of other types, than were written ({names})"
         )
     return note
+
+
+def are_features_of(features_note: Mapping[str, Any], note: Mapping[str, Any]) -> bool:
+    """Whether features are of these scores, by the notes of both."""
+    return all(features_note[name] == note[name] for name in _OF_FEATURES)
 
 
 def read_batches(

@@ -22,7 +22,14 @@ from capeval_core.cache import FeatureCache
 from capeval_core.errors import file_error, warn, wrong_option
 from capeval_core.integrations.shards.captions import FIELDS, caption_columns
 from capeval_core.integrations.shards.failures import FailureCounts
-from capeval_core.integrations.shards.outputs import FEATURES, FEATURES_NOTE, IMAGE_KEY, read_batches, written
+from capeval_core.integrations.shards.outputs import (
+    FEATURES,
+    FEATURES_NOTE,
+    IMAGE_KEY,
+    are_features_of,
+    read_batches,
+    written,
+)
 from capeval_core.integrations.shards.places import Place
 from capeval_core.integrations.shards.plan import images_folder, is_same, note_of_target, settings_of
 from capeval_core.integrations.shards.readers import Shard, check_columns, format_of
@@ -254,8 +261,7 @@ class _Output:
         is_complete = not self.has_keys or self._stored.get("image_keys", False)
         if self.features_place is not None and is_complete:
             note = note_of_target(self.features_place, FEATURES_NOTE)
-            same = ("signature", "checksum", "rows", "images")
-            is_complete = note is not None and all(note[name] == self._stored[name] for name in same)
+            is_complete = note is not None and are_features_of(note, self._stored)
         if not is_complete:
             is_same(self.place, self._stored, settings)  # raises for scores of other settings
             self._stored = None
@@ -301,6 +307,8 @@ class _Output:
         }
         if self.has_keys:
             self.note["image_keys"] = True
+        if self.features_place is not None:
+            self.note["features"] = True  # by which `check_shards` misses a table that is gone
         self.scorer.traits.clear()
         self.scorer.forget(cache)
         fields = [pa.field("uid", pa.string(), nullable=False), *self.scorer.schema(), *FIELDS]
