@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from capeval_core.errors import described
 
@@ -41,6 +42,7 @@ class Answers:
             raise TypeError(
                 f"processor is {described(processor)}, which decodes no captions: pass a tokenizer"
             )
+        # At 0 every text would hold its prompt, and the answer would be all of it.
         if turns < 1:
             raise ValueError(f"turns={turns}: expected 1 or more")
         if after is None:
@@ -48,42 +50,54 @@ class Answers:
             if after is None:
                 problem = "this processor has no chat template that tells where an answer begins"
                 raise ValueError(f'{problem}: pass the end of your prompt, as after="ASSISTANT:"')
+        # Every text holds an empty prompt.
         if not after.strip():
             raise ValueError(f"after={after!r} is empty: pass the end of your prompt, or leave Answers out")
         self.processor = processor
         self.after = after.strip()  # a tokenizer may put spaces around it, or take them away
         self.turns = turns
 
-    def batch_decode(self, sequences: Any, *, skip_special_tokens: bool = True) -> list[str]:
+    def batch_decode(self, sequences: Iterable[ArrayLike], *, skip_special_tokens: bool = True) -> list[str]:
         """The text of each sequence of token ids behind its prompt."""
-        rows = [np.asarray(ids).tolist() for ids in sequences]
+        rows: list[list[int]] = [np.asarray(ids).tolist() for ids in sequences]
         # The first length at which a decoded beginning holds the whole prompt, by bisection: a row each, all
         # rows together, since a tokenizer is fast by batches only.
         low = [0] * len(rows)
-        high = [len(ids) for ids in rows]
-        has_prompt = self._holds_prompt(rows)
-        while any(low[i] < high[i] for i in range(len(rows)) if has_prompt[i]):
-            middle = [(least + most) // 2 for least, most in zip(low, high, strict=True)]
-            beginnings = [ids[:length] for ids, length in zip(rows, middle, strict=True)]
+        high = list(map(len, rows))
+        for i, holds in enumerate(self._holds_prompt(rows)):
+            if not holds:
+                high[i] = 0  # the answer begins with its first id
+        while low != high:
+            beginnings = []
+            for i, ids in enumerate(rows):
+                beginnings.append(ids[: (low[i] + high[i]) // 2])
             for i, holds in enumerate(self._holds_prompt(beginnings)):
-                if low[i] < high[i]:
-                    low[i], high[i] = (low[i], middle[i]) if holds else (middle[i] + 1, high[i])
+                length = len(beginnings[i])
+                if low[i] == high[i]:
+                    continue
+                # What holds the prompt holds it at every greater length, too.
+                if holds:
+                    high[i] = length
+                else:
+                    low[i] = length + 1
         answers = []
         for i, ids in enumerate(rows):
-            answers.append(ids[low[i] :] if has_prompt[i] else ids)
+            answers.append(ids[low[i] :])
         texts = self.processor.batch_decode(answers, skip_special_tokens=skip_special_tokens)
         return [text.strip() for text in texts]
 
     def _holds_prompt(self, rows: list[list[int]]) -> list[bool]:
         """Whether each row, decoded with its special tokens, holds the end of a prompt."""
+        # With special tokens, of which the end of a prompt such as "<|im_start|>assistant" is made.
         texts = self.processor.batch_decode(rows, skip_special_tokens=False)
         return [text.count(self.after) >= self.turns for text in texts]
 
 
-def answer_prompt(processor: Any) -> str | None:
+def answer_prompt(processor: object) -> str | None:
     """What a processor's chat template writes before an answer, with special tokens; None without one."""
     template = getattr(processor, "chat_template", None)
     tokenizer = getattr(processor, "tokenizer", processor)
+    # Older checkpoints have it with the tokenizer, newer ones with the processor.
     template = template or getattr(tokenizer, "chat_template", None)
     if not template or not hasattr(processor, "apply_chat_template"):
         return None
@@ -96,5 +110,6 @@ def answer_prompt(processor: Any) -> str | None:
             processor.apply_chat_template(conversation, tokenize=False, add_generation_prompt=generating)
         )
     without, with_prompt = texts
+    # A template without a prompt for answers, or one that ends turns in another way: nothing to go by.
     prompt: str = with_prompt[len(without) :] if with_prompt.startswith(without) else ""
     return prompt if prompt.strip() else None

@@ -62,7 +62,7 @@ class CocoScores:
     """The `Result` of each metric, with intervals, tests and signatures."""
 
     def __init__(
-        self, gts: Any, res: Any, *, metrics: Sequence[str] = tuple(_COUNTED), tokenize: bool = True
+        self, gts: object, res: object, *, metrics: Sequence[str] = tuple(_COUNTED), tokenize: bool = True
     ) -> None:
         names = [metrics] if isinstance(metrics, str) else metrics
         metric_names = {**_COUNTED, **_JAVA}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,9 @@ from capeval_core.integrations.metric_specs import MetricSpec, choose_metrics, w
 from capeval_core.metric import CaptionMetric, prepared
 from capeval_core.result import Result
 from capeval_core.statistics import Comparison
+
+if TYPE_CHECKING:
+    from transformers import Trainer
 
 
 class Evaluation(dict[str, Result]):
@@ -49,7 +52,8 @@ class Evaluations(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._evaluations)
 
-    def __getitem__(self, place: Any) -> Any:
+    def __getitem__(self, place: int | slice | str) -> Any:
+        # By the metric's name it is the last evaluation's: what a script asks for after `trainer.evaluate()`.
         if not isinstance(place, str):
             return self._evaluations[place]
         if not self._evaluations:
@@ -62,8 +66,11 @@ class Evaluations(Sequence[Any]):
     def before(self, place: int) -> Evaluation | None:
         """The evaluation of the same set before this one; None before the first."""
         name = self._evaluations[place].set
-        earlier = [each for each in self._evaluations[:place] if each.set == name]
-        return earlier[-1] if earlier else None
+        # Of several sets each is compared with itself: a Trainer evaluates one after the other.
+        for evaluation in reversed(self._evaluations[:place]):
+            if evaluation.set == name:
+                return evaluation
+        return None
 
 
 class CaptionMetrics:
@@ -123,11 +130,13 @@ class CaptionMetrics:
         elif videos is not None:
             argument = "videos"
         self.processor = processor
+        # A generator would be empty at the second evaluation.
         self.training_captions = None if training_captions is None else list(training_captions)
         sets = _by_set(argument, videos if images is None else images, references)
         self._sets: dict[str, _EvaluationSet] = {}
         for name, (visuals, texts) in sets.items():
             self._sets[name] = _EvaluationSet(name, argument, visuals, texts, metrics, options)
+        # Each is checked before any weights are opened: a wrong path must not wait for a download.
         for each in self._sets.values():
             each.open()
         self._rows: list[_Row] = []  # of the batches so far, with `batch_eval_metrics=True`
@@ -150,7 +159,7 @@ class CaptionMetrics:
         """Features of images and references; of several evaluation sets those of the first."""
         return next(iter(self._sets.values())).cache
 
-    def __call__(self, evaluation: Any, compute_result: bool | None = None) -> dict[str, float]:
+    def __call__(self, evaluation: object, compute_result: bool | None = None) -> dict[str, float]:
         """The mean of each metric by its key, e.g. `{"pac_s": 0.81, "refpac_s": 0.84}`.
 
         Args:
@@ -161,12 +170,14 @@ class CaptionMetrics:
         earlier_rows = self._rows if compute_result is not None else []
         self._rows = []  # also where this batch cannot be read
         rows = [*earlier_rows, *_rows_of(evaluation, self.processor)]
+        # Without `batch_eval_metrics` nothing is passed; with it, False for all batches but the last one.
         if compute_result is not None and not compute_result:
             self._rows = rows
             return {}
         name = self._set_of(self._prefix)
         captions, results = self._sets[name].score(rows)
         self.results.append(Evaluation(results, captions, name, self._step))
+        # Numbers only: a Trainer logs whatever this returns, and trackers take nothing else.
         numbers: dict[str, float] = {}
         for result in results.values():
             numbers |= result.numbers
@@ -187,17 +198,17 @@ class CaptionMetrics:
                 count = counted(len(self.results), "evaluation")
                 raise IndexError(f"{argument}={number}: there are {count}, counted from 0")
             evaluations.append(self.results[number])
-        sets = [evaluation.set for evaluation in evaluations]
-        if sets[0] != sets[1]:
-            raise ValueError(
-                f"second={second} is of set {sets[1]}, first={first} of {sets[0]}: compare two of one set"
-            )
+        evaluation, baseline = evaluations
+        # A paired test needs the same images.
+        if evaluation.set != baseline.set:
+            sets = f"second={second} is of set {baseline.set}, first={first} of {evaluation.set}"
+            raise ValueError(f"{sets}: compare two of one set")
         comparisons = {}
-        for metric, result in evaluations[0].items():
-            comparisons[metric] = result.compare(evaluations[1][metric], level)
+        for metric, result in evaluation.items():
+            comparisons[metric] = result.compare(baseline[metric], level)
         return comparisons
 
-    def watch(self, trainer: Any) -> None:
+    def watch(self, trainer: Trainer) -> None:
         """Log more of each evaluation of a Trainer, and learn from it which set is evaluated.
 
         Call it once, after the Trainer is made with `compute_metrics=metrics`. Each `evaluate` then has
@@ -211,6 +222,7 @@ class CaptionMetrics:
             ValueError: the Trainer has other metrics; logits instead of captions would be scored; the model
                 generates its prompt again, which `Answers` cuts off; evaluation sets without images here.
         """
+        # Here, since transformers takes seconds to import, and numbers alone need none of it.
         from capeval_core.integrations.trainer_log import EvaluationLog
 
         EvaluationLog(self, trainer)
@@ -221,6 +233,7 @@ class CaptionMetrics:
         self._prefix = prefix
         self._step = step
         self._rows = []  # of an evaluation that was interrupted
+        # Also after an interrupt: an `evaluate` by hand behind it has no prefix.
         try:
             yield
         finally:
@@ -232,9 +245,14 @@ class CaptionMetrics:
         return replace(self._sets[evaluation.set].samples, captions=evaluation.captions)
 
     def __repr__(self) -> str:
-        evaluated = list(self._sets.values())
-        sets = "; ".join(f"{each.name}{each.name and ': '}{each.described}" for each in evaluated)
-        return f"CaptionMetrics({'; '.join([*filter(None, [sets]), *map(repr, self.metrics)])})"
+        parts = []
+        for name, evaluation_set in self._sets.items():
+            text = evaluation_set.described
+            if name:
+                text = f"{name}: {text}"
+            if text:
+                parts.append(text)
+        return f"CaptionMetrics({'; '.join([*parts, *map(repr, self.metrics)])})"
 
     @property
     def sets(self) -> dict[str, int]:
@@ -246,6 +264,7 @@ class CaptionMetrics:
         if len(self._sets) == 1:
             return next(iter(self._sets))
         names = []
+        # `eval_coco` of `evaluate`, and `test_coco` or `coco` where somebody chose `metric_key_prefix`.
         for name in self._sets:
             if prefix == name or prefix.endswith(f"_{name}"):
                 names.append(name)
@@ -260,15 +279,18 @@ class CaptionMetrics:
                 f"the Trainer evaluates as {prefix!r}, which names none of the sets {listed}: pass "
                 f'metric_key_prefix="{prefix}_{next(iter(self._sets))}" for that one'
             )
-        return max(names, key=len)
+        return max(names, key=len)  # `eval_val_coco` ends with `coco` and with `val_coco`
 
 
-def _by_set(argument: str | None, visuals: Any, references: Any) -> dict[str, tuple[Any, Any]]:
+def _by_set(argument: str | None, visuals: object, references: object) -> dict[str, tuple[Any, Any]]:
     """Visuals and references of each evaluation set by its name; "" where there is one without a name."""
     columns = {"references": references}
     if argument is not None:
         columns[argument] = visuals
-    named = {name: column for name, column in columns.items() if isinstance(column, Mapping)}
+    named: dict[str, Mapping[str, Any]] = {}
+    for name, column in columns.items():
+        if isinstance(column, Mapping):
+            named[name] = column
     if not named:
         return {"": (visuals, references)}
     problems = Problems()
@@ -280,17 +302,17 @@ def _by_set(argument: str | None, visuals: Any, references: Any) -> dict[str, tu
             problem = f"is {described(column)}, but {first} is a dict of evaluation sets"
             problems.add(Problem(name, problem, "pass a dict of both", TypeError))
             continue
-        for missing in named[first].keys() - column.keys():
+        for missing in named[first].keys() - named[name].keys():
             problems.add(Problem(name, f"has no evaluation set {missing!r}", f"{first} has it: pass both"))
-        for further in column.keys() - named[first].keys():
+        for further in named[name].keys() - named[first].keys():
             problems.add(Problem(first, f"has no evaluation set {further!r}", f"{name} has it: pass both"))
     if not named[first]:
         problems.add(Problem(first, "is an empty dict", "name at least one evaluation set"))
     problems.raise_if_any()
     sets = {}
     for name in named[first]:
-        of_set = None if visuals is None else visuals[name]
-        sets[name] = (of_set, None if references is None else references[name])
+        of_set = {argument: column[name] for argument, column in named.items()}
+        sets[name] = (of_set.get(argument or ""), of_set.get("references"))
     return sets
 
 
@@ -301,8 +323,8 @@ class _EvaluationSet:
         self,
         name: str,
         visuals_argument: str | None,
-        visuals: Any,
-        references: Any,
+        visuals: Sequence[Any] | None,
+        references: Sequence[Sequence[str] | str] | None,
         metrics: MetricSpec | Sequence[MetricSpec],
         options: Mapping[str, Any],
     ) -> None:
@@ -324,20 +346,24 @@ class _EvaluationSet:
         problems.raise_if_any()
         self._compares = any(metric.needs_references for metric, _ in classes)
         self._empty = "error" if any(of_metric.empty == "error" for _, of_metric in classes) else "score"
+        # References that no metric needs are warned of and not checked.
         self._has_references = references is not None and self._compares
         if visuals_argument is not None and self._argument is None:
             warn_ignored(classes[0][0], [visuals_argument])
         if references is not None and not self._compares:
             warn_ignored(classes[0][0], ["references"])
-        about: Any = references if self._argument is None else visuals
+        about: object = references if self._argument is None else visuals
+        count = len(about) if isinstance(about, Sized) else 1
+        # Captions come with each evaluation; images and references are checked now. What is wrong with the
+        # number of captions is said of the images, by which they are counted.
         names = {"captions": self._argument or "references"}
         if name:
-            names = {argument: f'{argument}["{name}"]' for argument in ("images", "videos", "references")}
+            for argument in ("images", "videos", "references"):
+                names[argument] = f'{argument}["{name}"]'
             names["captions"] = names[self._argument or "references"]
         with naming(names):
             self.samples = check_samples(
-                # Captions come with each evaluation; images and references are checked now.
-                ["to be written"] * (len(about) if hasattr(about, "__len__") else 1),
+                ["to be written"] * count,
                 about,
                 references,
                 needs_references=self._has_references or self._argument is None,
@@ -347,7 +373,7 @@ class _EvaluationSet:
             )
         self._classes = classes
         self.metrics: list[CaptionMetric] = []
-        self._labels: list[str] | None = None
+        self._labels: list[str] | None = None  # of the first evaluation
         self._groups: dict[str, list[str]] = {}  # of rows, by the metric's name
 
     def open(self) -> None:
@@ -369,6 +395,7 @@ class _EvaluationSet:
         if distributed.is_available() and distributed.is_initialized():
             rank = distributed.get_rank()
             size = distributed.get_world_size()
+        # Every process has all captions, since a Trainer gathers predictions before `compute_metrics`.
         samples = self._captioned(_of_evaluation(rows, len(self.samples), self._argument, size))
         # Statistics of all references stay those of the first evaluation; each process has all of them.
         self.metrics = [prepared(metric, _for(metric, samples)) for metric in self.metrics]
@@ -376,7 +403,7 @@ class _EvaluationSet:
         part = range(len(samples) * rank // size, len(samples) * (rank + 1) // size)
 
         def encode(metric: CaptionMetric) -> pa.Table:
-            if not part:
+            if not part:  # fewer captions than processes
                 return metric.ROW.empty_table()
             return metric.encode_all(_for(metric, samples).select(part))
 
@@ -389,8 +416,9 @@ class _EvaluationSet:
             if result.groups == groups:
                 result = replace(result, groups=groups)
             results[metric.name] = result
+        # Captions of a step do not come again: without this memory would grow by every evaluation.
         self.cache.forget_unused()
-        if rank == 0:
+        if rank == 0:  # or each warning would come once for each process
             self._warn(samples, results)
         return samples.captions, results
 
@@ -400,6 +428,7 @@ class _EvaluationSet:
         with naming({"captions": "predictions"}):
             captions = check_captions([caption for caption, _ in rows], self._empty, problems)
         problems.raise_if_any()
+        # All rows have labels, or none: those of another task are no token ids in any row.
         labels = [label for _, label in rows if label is not None]
         decoded = self._compares and not self._has_references
         if len(labels) == len(rows):
@@ -413,13 +442,16 @@ class _EvaluationSet:
 
     def _check_order(self, labels: list[str]) -> None:
         """Refuse, or warn of, labels by which captions do not meet their own images."""
+        # Once: later evaluations are compared with the first one.
         if self._labels is None and self._has_references:
             of_images = [set(map(str.strip, texts)) for texts in self.samples.references or []]
             of_all = set[str]().union(*of_images)
+            # Labels that are no image's reference say nothing: they may be other texts of the same images.
             misplaced = []
             for i, label in enumerate(labels):
                 if label in of_all and label not in of_images[i]:
                     misplaced.append(i)
+            # More than half: a single label may by chance be the reference of another image alone.
             if len(misplaced) > len(labels) / 2:
                 first = misplaced[0]
                 raise ValueError(
@@ -437,7 +469,10 @@ class _EvaluationSet:
     def _warn(self, samples: Samples, results: Mapping[str, Result]) -> None:
         """Say what is odd about the last evaluation: empty captions, some without a score, notes."""
         count = len(samples)
-        empty = sum(not caption.strip() for caption in samples.captions)
+        empty = 0
+        for caption in samples.captions:
+            empty += not caption.strip()
+        # A young captioner writes some, which is no news.
         if empty > count / 2:
             warn(
                 f"{empty:,} of {count:,} captions are empty: their scores are those of the bare prompt "
@@ -466,12 +501,13 @@ _Row = tuple[str, str | None]
 """A generated caption and the text of its labels, None where those are not token ids."""
 
 
-def _rows_of(evaluation: Any, processor: Decoder) -> list[_Row]:
+def _rows_of(evaluation: object, processor: Decoder) -> list[_Row]:
     """The rows of an `EvalPrediction` (or of anything with `predictions` and `label_ids`)."""
-    if getattr(evaluation, "predictions", None) is None:
+    predictions = getattr(evaluation, "predictions", None)
+    if predictions is None:
         value = "predictions=None" if hasattr(evaluation, "predictions") else described(evaluation)
         raise TypeError(f"there are no predictions to score: expected an EvalPrediction, found {value}")
-    ids = _token_ids(evaluation.predictions)
+    ids = _token_ids(predictions)
     _check_without_prompt(ids, processor)
     captions = _decoded(ids, processor)
     labels: Sequence[str | None] = [None] * len(captions)
@@ -487,6 +523,7 @@ def _check_without_prompt(ids: list[list[int]], processor: Decoder) -> None:
     prompt = None if isinstance(processor, Answers) else answer_prompt(processor)
     if prompt is None or not ids:
         return
+    # With special tokens, which may end a prompt.
     texts = processor.batch_decode(ids, skip_special_tokens=False)
     if all(prompt.strip() in text for text in texts):
         raise ValueError(
@@ -500,16 +537,19 @@ def _decoded(ids: list[list[int]], processor: Decoder) -> list[str]:
     return [text.strip() for text in processor.batch_decode(ids, skip_special_tokens=True)]
 
 
-def _token_ids(value: Any) -> list[list[int]]:
+def _token_ids(value: object) -> list[list[int]]:
     """Token ids row by row, without the -100 of padding; of a tuple of outputs the first."""
     if isinstance(value, tuple) and value:
         return _token_ids(value[0])
     if isinstance(value, list):  # one array per batch, with eval_do_concat_batches=False
-        return [row for part in value for row in _token_ids(part)]
-    if not hasattr(value, "shape"):
+        rows = []
+        for part in value:
+            rows += _token_ids(part)
+        return rows
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         raise TypeError(f"predictions is {described(value)}: expected an array of token ids")
     shape = tuple(value.shape)
-    dtype = str(value.dtype).rpartition(".")[2]
+    dtype = str(value.dtype).rpartition(".")[2]  # `int64` of numpy, `torch.int64` of torch
     if len(shape) != 2 or not dtype.startswith(("int", "uint")):
         raise ValueError(
             f"predictions have shape {shape} and dtype {dtype}, and should be token ids (rows, length); if "
@@ -517,11 +557,13 @@ def _token_ids(value: Any) -> list[list[int]]:
             "the likeliest tokens with preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1)"
         )
     ids = np.asarray(value.cpu() if hasattr(value, "cpu") else value)
+    # No tokenizer has a token -100.
     return [row[row >= 0].tolist() for row in ids]
 
 
 def _of_evaluation(rows: list[_Row], count: int, unit: str | None, processes: int) -> list[_Row]:
     """The rows without those that fill up the last batch of several processes: the first ones again."""
+    # By labels, where there are some: a captioner that samples writes another caption at the second time.
     keys = [caption if label is None else label for caption, label in rows]
     filled = processes > 1 and all(key == keys[i % count] for i, key in enumerate(keys[count:]))
     if len(rows) < count or (len(rows) > count and not filled):
@@ -539,8 +581,9 @@ def _gathered(size: int, work: Callable[[], list[pa.Table]]) -> list[pa.Table]:
         return work()
     failure: Exception | None = None
     gathered: list[Any] = [None] * size
+    outcome: list[pa.Table] | str
     try:
-        outcome: Any = work()
+        outcome = work()
     except Exception as error:
         failure = error
         outcome = f"{type(error).__name__}: {error}"
@@ -550,4 +593,5 @@ def _gathered(size: int, work: Callable[[], list[pa.Table]]) -> list[pa.Table]:
     for process, of_process in enumerate(gathered):
         if isinstance(of_process, str):
             raise RuntimeError(f"process {process} of {size} could not score its captions: {of_process}")
-    return [pa.concat_tables(parts) for parts in zip(*gathered, strict=True)]
+    # Of each metric the shares of all processes, in the order of rows.
+    return list(map(pa.concat_tables, zip(*gathered, strict=True)))

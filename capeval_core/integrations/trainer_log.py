@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial, wraps
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from capeval_core.integrations.answers import Answers
 from capeval_core.integrations.trainer import CaptionMetrics, Evaluation
@@ -19,12 +19,12 @@ from capeval_core.reports.trackers import Guard, TableTracker, TensorBoardTracke
 class EvaluationLog(TrainerCallback):
     """A second line of the Trainer's log for each evaluation, and tables of examples for its trackers."""
 
-    def __init__(self, metrics: CaptionMetrics, trainer: Any) -> None:
+    def __init__(self, metrics: CaptionMetrics, trainer: Trainer) -> None:
         _check(metrics, trainer)
         self._metrics = metrics
         self._trainer = trainer
         self._prefix: str | None = None  # of the evaluation that ended last, until it is logged
-        self._guard = Guard()
+        self._guard = Guard()  # what a tracker raises is warned of, and costs no training
         loop: Callable[..., Any] = trainer.evaluation_loop
 
         # `compute_metrics` is not told which set is evaluated, nor is any callback before it: the prefix of
@@ -42,15 +42,19 @@ class EvaluationLog(TrainerCallback):
         trainer.evaluation_loop = evaluation_loop
         trainer.add_callback(self)
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        # Behind the Trainer's own line, so that a log reads in the order of evaluations.
         prefix = self._prefix
         self._prefix = None
         if prefix is None:
             return
+        # A line of its own: `metric_for_best_model`, and searches that sum a line, read the Trainer's.
         numbers = {f"{prefix}_{name}": value for name, value in self._numbers().items()}
         # In every process, as the Trainer's own line; its callbacks send that of the first one to trackers.
         self._guard.log("the Trainer's log", lambda: self._trainer.log(numbers))
-        if state.is_world_process_zero:
+        if state.is_world_process_zero:  # a table from each process would come twice
             self._log_examples(prefix, state.global_step)
 
     def _numbers(self) -> dict[str, float]:
@@ -104,17 +108,19 @@ class EvaluationLog(TrainerCallback):
                 self._guard.log(tracker.name, partial(tracker.log_examples, tag, examples, step))
 
 
-def _check(metrics: CaptionMetrics, trainer: Any) -> None:
+def _check(metrics: CaptionMetrics, trainer: Trainer) -> None:
     """Refuse a Trainer whose evaluations these metrics cannot score."""
     if getattr(trainer, "compute_metrics", None) is not metrics:
         raise ValueError("watch: the Trainer has other metrics: make it with compute_metrics=metrics first")
     generates = getattr(trainer.args, "predict_with_generate", False)
+    # Whoever passes `preprocess_logits_for_metrics` may turn logits into token ids himself.
     if not generates and getattr(trainer, "preprocess_logits_for_metrics", None) is None:
         raise ValueError(
             "watch: this Trainer predicts logits, not captions: use a Seq2SeqTrainer with "
             "Seq2SeqTrainingArguments(predict_with_generate=True)"
         )
     config = getattr(trainer.model, "config", None)
+    # BLIP's is `pixel_values`: without a prompt it generates the caption alone.
     reads_prompt = getattr(trainer.model, "main_input_name", "") == "input_ids"
     decodes_only = config is not None and not getattr(config, "is_encoder_decoder", False)
     if generates and decodes_only and reads_prompt and not isinstance(metrics.processor, Answers):
@@ -142,8 +148,9 @@ def _check(metrics: CaptionMetrics, trainer: Any) -> None:
             )
 
 
-def _trackers_of(trainer: Any) -> list[Tracker]:
+def _trackers_of(trainer: Trainer) -> list[Tracker]:
     """The trackers that the Trainer reports to and that take tables."""
+    # By the Trainer's callbacks and not by its `report_to`: a user may add one by hand, and at any time.
     from transformers.integrations.integration_utils import (
         TensorBoardCallback,
         TrackioCallback,
@@ -157,7 +164,7 @@ def _trackers_of(trainer: Any) -> list[Tracker]:
         elif isinstance(callback, WandbCallback):
             import wandb
 
-            if wandb.run is not None:
+            if wandb.run is not None:  # its callback starts a run in the first process only
                 trackers.append(TableTracker(wandb))
         elif isinstance(callback, TrackioCallback):
             import trackio

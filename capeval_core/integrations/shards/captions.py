@@ -22,6 +22,7 @@ def caption_columns(captions: Sequence[Any]) -> dict[str, list[Any]]:
     words: list[int | None] = []
     shares: list[float | None] = []
     for caption in captions:
+        # A row that cannot be scored, for want of its picture perhaps, still has a caption to filter by.
         is_text = isinstance(caption, str)
         words.append(len(caption.split()) if is_text else None)
         shares.append(non_latin_share(caption) if is_text else None)
@@ -30,6 +31,7 @@ def caption_columns(captions: Sequence[Any]) -> dict[str, list[Any]]:
 
 def non_latin_share(text: str) -> float:
     """The share of letters that are of no Latin alphabet; 0 without a letter."""
+    # Most captions are, and looking at each of their letters would take longer than all else here.
     if text.isascii():
         return 0.0
     letters = [character for character in text if character.isalpha()]

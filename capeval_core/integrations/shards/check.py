@@ -9,6 +9,7 @@ from os import PathLike
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from capeval_core.errors import FileError
 from capeval_core.integrations.shards.failures import FailureCounts
@@ -76,6 +77,7 @@ def check_shards(folder: str | PathLike[str]) -> ShardCheck:
     features_folder = Place.of("folder", folder).child(FEATURES)
     names_of_features = {file.name for file in files_in(features_folder)}
     for output in outputs:
+        # A damaged output is noted and left out, so that the others are still compared.
         try:
             note = read_note(output, verify_rows=True)
         except FileError as error:
@@ -85,6 +87,7 @@ def check_shards(folder: str | PathLike[str]) -> ShardCheck:
             continue
         intact.append(output)
         check.signatures.setdefault(note["signature"], []).append(output.name)
+        # Failed rows alone are no fault: among millions of pictures some are always broken.
         if note["failed"]:
             check.failed[output.name] = note["failed"]
             check.outside += note["outside"]
@@ -98,6 +101,7 @@ def check_shards(folder: str | PathLike[str]) -> ShardCheck:
     check.failures = failures.rows
     check.duplicates, check.repeated = _duplicates(intact)
     files = files_in(Place.of("folder", folder))
+    # Not removed here: another run may be writing them.
     check.unfinished = [file.name for file in files if file.name.endswith(PARTIAL)]
     return check
 
@@ -121,14 +125,13 @@ def _duplicates(outputs: Sequence[Place]) -> tuple[dict[str, dict[str, int]], in
     # By hash, sorted on disk, since all uids may not fit into memory; those that are named are confirmed.
     suspects: set[int] = set()  # hashes that come twice
     repeated = 0
-    with numbers_on_disk(
-        outputs, "uid", lambda uids: [hash(uid) for uid in uids.to_pylist()], np.int64
-    ) as hashes:
+    with numbers_on_disk(outputs, "uid", _hashes, np.int64) as hashes:
         hashes.sort()
         for start in range(0, len(hashes), BATCH_ROWS):
             part = hashes[start : start + BATCH_ROWS + 1]  # one more: the first of the next part
             again = part[1:][part[1:] == part[:-1]]
             repeated += len(again)
+            # Bounded: a collection that was scored twice under other names repeats every uid.
             suspects.update(np.unique(again)[: _MOST_NAMED - len(suspects)].tolist())
     counts: dict[str, Counter[str]] = {}  # of each shard, by uid
     for output in outputs if suspects else []:
@@ -136,7 +139,17 @@ def _duplicates(outputs: Sequence[Place]) -> tuple[dict[str, dict[str, int]], in
             for uid in batch.column("uid").to_pylist():
                 if hash(uid) in suspects:
                     counts.setdefault(uid, Counter())[output.name] += 1
-    duplicates = {uid: dict(shards) for uid, shards in counts.items() if shards.total() > 1}
+    duplicates: dict[str, dict[str, int]] = {}
+    repeated_by_text = 0
+    for uid, shards in counts.items():
+        if shards.total() > 1:  # two texts may have one hash
+            duplicates[uid] = dict(shards)
+            repeated_by_text += shards.total() - 1
     if len(suspects) < _MOST_NAMED:  # all of them are confirmed by their texts
-        repeated = sum(sum(shards.values()) - 1 for shards in duplicates.values())
+        repeated = repeated_by_text
     return duplicates, repeated
+
+
+def _hashes(uids: pa.Array) -> list[int]:
+    """Hashes of 64 bits; they differ between processes, and are compared within this one."""
+    return list(map(hash, uids.to_pylist()))

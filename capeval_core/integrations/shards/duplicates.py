@@ -25,6 +25,7 @@ _SORTED = 1 << 22  # keys that are sorted together, which bounds memory
 
 def have_keys(outputs: Sequence[Place]) -> bool:
     """Whether all outputs were made with the content keys of their images."""
+    # Of some shards alone a mark would be wrong: the earlier row might be in another one.
     for output in outputs:
         with opened(output) as parquet:
             if IMAGE_KEY not in parquet.schema_arrow.names:
@@ -34,7 +35,7 @@ def have_keys(outputs: Sequence[Place]) -> bool:
 
 @contextmanager
 def duplicates_on_disk(
-    outputs: Sequence[Place], counts: Callable[[pa.RecordBatch], Any] | None = None
+    outputs: Sequence[Place], counts: Callable[[pa.RecordBatch], NDArray[np.bool_]] | None = None
 ) -> Iterator[NDArray[np.bool_]]:
     """Whether each row of all outputs has the picture of an earlier row, in a temporary file.
 
@@ -56,13 +57,14 @@ def duplicates_on_disk(
         if not rows:
             yield np.empty(0, np.bool_)
             return
+        # On disk: 17 bytes for each of a billion rows.
         digests = np.memmap(keys, f"V{_BYTES}", "r")
         is_duplicate = np.memmap(marks, np.bool_, "r+")
         _mark(digests, is_duplicate)
         yield is_duplicate
 
 
-def _digests(keys: Sequence[str | None], present: Any) -> bytes:
+def _digests(keys: Sequence[str | None], present: NDArray[np.bool_] | None) -> bytes:
     """The digests of content keys, one after the other; zeros of rows that do not count."""
     digests = []
     for row, key in enumerate(keys):
@@ -78,10 +80,12 @@ def _digests(keys: Sequence[str | None], present: Any) -> bytes:
 def _mark(digests: NDArray[Any], is_duplicate: NDArray[np.bool_]) -> None:
     """Mark all but the first of equal digests, some of all values at a time."""
     passes = -(-len(digests) // _SORTED)
+    # Equal digests fall into one pass, whatever their rows, so that no pass has to know of another one.
     for number in range(passes):
         rows_of_pass = []
         for start in range(0, len(digests), BATCH_ROWS):
             words = np.asarray(digests[start : start + BATCH_ROWS]).view(np.uint64).reshape(-1, 2)
+            # Zeros, of rows that do not count, are in no pass, and equal nothing.
             is_in_pass = words.any(axis=1) & (words[:, 1] % np.uint64(passes) == number)
             rows_of_pass.append(np.flatnonzero(is_in_pass) + start)
         rows = np.concatenate(rows_of_pass)

@@ -28,6 +28,7 @@ class FailureCounts:
     def add(self, error: str, rows: int = 1) -> None:
         """Count rows with an error."""
         kind = _VARYING.sub("...", error)
+        # By its first error and not by its kind, which with its gaps is no sentence that helps.
         if kind not in self._first:
             self._first[kind] = error if len(self._first) < _MOST_KINDS else _OTHERS
         first = self._first[kind]

@@ -29,6 +29,7 @@ from typing import IO, Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from capeval_core.errors import file_error, wrong_option
 from capeval_core.integrations.shards.failures import FailureCounts
@@ -104,6 +105,7 @@ def rule_of(
     if (keep is None) == (least is None):
         raise ValueError("pass either keep, such as 0.3, or least, such as 0.28")
     if least is not None:
+        # No score is above NaN, so that nothing would be kept without a word.
         if not math.isfinite(least):
             raise wrong_option("least", least, "", "expected a number")
         return Rule(float(least), part)
@@ -130,11 +132,13 @@ def filter_shards(
     """
     outputs = outputs_in(folder)
     target = Place.of("output", output)
-    notes = [read_note(scores) for scores in outputs]
+    # All notes first: what is wrong with the last shard is said before the first one is written.
+    notes = list(map(read_note, outputs))
     sources = [Place.of("source", note["source"]) for note in notes]
     _check_target(target, outputs, sources)
     counts = FilterCounts()
     for scores, note, source in zip(outputs, notes, sources, strict=True):
+        # `shards score --retry-failed` changes scores, and neither the signature nor the shard's checksum.
         scores_checksum = _digest_of(scores)
         stored = _finished(target, source, rule, note)
         if stored is None or stored["scores_checksum"] != scores_checksum:
@@ -155,6 +159,7 @@ def _check_target(target: Place, outputs: Sequence[Place], sources: Sequence[Pla
         raise wrong_option("output", target.address, "is the folder of the scores", fix)
     addresses: dict[str, str] = {}
     for source in sources:
+        # By what links lead to: a folder of links to shards is another folder, and its files are the shards.
         if source.parent.identity == target.identity or source.identity == target.child(source.name).identity:
             raise wrong_option("output", target.address, "is a folder of the shards", fix)
         first = addresses.setdefault(source.name, source.address)
@@ -169,8 +174,7 @@ def kept_uids(folder: str | PathLike[str], rule: Rule) -> Iterator[list[str]]:
     """The uids of kept rows, some at a time, in the order of shards."""
     for scores in outputs_in(folder):
         for batch in read_batches(scores):
-            mask = _kept(batch, rule)
-            yield [uid for uid, stays in zip(batch["uid"].to_pylist(), mask, strict=True) if stays]
+            yield batch["uid"].filter(pa.array(_mask(batch, rule))).to_pylist()
 
 
 def write_uids(folder: str | PathLike[str], file: str | PathLike[str], rule: Rule) -> int:
@@ -185,6 +189,7 @@ def write_uids(folder: str | PathLike[str], file: str | PathLike[str], rule: Rul
     if place.name.endswith(".parquet"):
         schema = pa.schema([pa.field("uid", pa.string(), nullable=False)])
         rows = 0
+        # Batch by batch: uids of a billion rows do not fit into memory.
         with place.whole() as partial, pq.ParquetWriter(partial, schema) as parquet:
             for uids in kept_uids(folder, rule):
                 parquet.write_table(pa.table({"uid": uids}, schema=schema))
@@ -194,7 +199,7 @@ def write_uids(folder: str | PathLike[str], file: str | PathLike[str], rule: Rul
         raise wrong_option(
             "uids", place.address, "is not a table by its name", "one ends in .parquet or .npy"
         )
-    halves: list[tuple[int, int]] = []
+    halves: list[tuple[int, int]] = []  # all of them, as they are sorted in the end
     for uids in kept_uids(folder, rule):
         for uid in uids:
             try:
@@ -217,7 +222,7 @@ def share_above(folder: str | PathLike[str], rule: Rule) -> float:
     rows_scored = 0
     for scores in outputs_in(folder):
         for batch in read_batches(scores):
-            numbers = _numbers(batch, rule)
+            numbers = _numbers(batch, rule)  # NaN compares as False, so that a failed row is not above
             rows_above += int((numbers >= rule.least).sum())
             rows_scored += int(np.isfinite(numbers).sum())
     return rows_above / rows_scored if rows_scored else math.nan
@@ -232,30 +237,36 @@ def cosine_factor(folder: str | PathLike[str]) -> float:
                 return 0.0
             if not pa.types.is_floating(parts.type.field("cosine").type):
                 return 0.0
-            cosines = (
-                part_of(parts, "cosine").cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
-            )
+            column = part_of(parts, "cosine").cast(pa.float64())
+            cosines = column.fill_null(0.0).to_numpy(zero_copy_only=False)
             totals = batch["score"].fill_null(0.0).to_numpy(zero_copy_only=False)
+            # Scores are cut at 0, where they say nothing of the factor.
             above = (cosines > 0) & (totals > 0)
             if above.any():
                 factors = totals[above] / cosines[above]
+                # Equal up to float32's rounding, or the score is something else, such as one with references.
                 return float(np.median(factors)) if np.ptp(factors) < 1e-4 * factors.max() else 0.0
     return 0.0
 
 
-def _numbers(batch: pa.RecordBatch, rule: Rule) -> Any:
+def _numbers(batch: pa.RecordBatch, rule: Rule) -> NDArray[np.float64]:
     """(rows,) what a rule looks at; NaN where a row has no score."""
+    # Parts may be float32 or integers, and a threshold is compared in the precision in which it was made.
     column = batch["score"] if rule.part is None else part_of(batch["parts"], rule.part)
-    return column.cast(pa.float64()).fill_null(math.nan).to_numpy(zero_copy_only=False)
+    numbers: NDArray[np.float64] = (
+        column.cast(pa.float64()).fill_null(math.nan).to_numpy(zero_copy_only=False)
+    )
+    return numbers
 
 
-def _kept(batch: pa.RecordBatch, rule: Rule) -> Any:
+def _mask(batch: pa.RecordBatch, rule: Rule) -> NDArray[np.bool_]:
     """(rows,) whether each is kept."""
     return _numbers(batch, rule) >= rule.least
 
 
 def _description(rule: Rule, note: Mapping[str, Any]) -> dict[str, Any]:
     """What a kept shard depends on."""
+    # Not the share, but the threshold that it gave: with more shards it gives another one.
     return {
         "least": rule.least,
         "part": rule.part,
@@ -278,30 +289,30 @@ def _finished(target: Place, source: Place, rule: Rule, note: Mapping[str, Any])
     kept_shard = target.child(source.name)
     with place.reading():
         if not place.filesystem.exists(place.path):
+            # Without a note it is somebody's file.
             if kept_shard.filesystem.exists(kept_shard.path):
                 problem = "is there already, and no filter has written it"
                 raise file_error(kept_shard.address, problem, "choose another output")
             return None
         with place.filesystem.open(place.path, "rb") as file:
             content = file.read()
+    differences = []
     try:
         stored: dict[str, Any] = json.loads(content)
-        differences = {
-            name: (stored[name], value)
-            for name, value in _description(rule, note).items()
-            if stored[name] != value
-        }
+        for name, value in _description(rule, note).items():
+            if stored[name] != value:
+                differences.append(f"{name}: {stored[name]!r} there, {value!r} now")
     except (ValueError, KeyError, TypeError):
         return None  # cut off: it is made again
     if not differences and stored.get("kept_checksum") is None:
         return None  # a run was killed while it wrote
     if differences:
-        words = [f"{name}: {old!r} there, {new!r} now" for name, (old, new) in differences.items()]
-        problem = f"was kept by another rule ({'; '.join(words)})"
+        problem = f"was kept by another rule ({'; '.join(differences)})"
         raise file_error(kept_shard.address, problem, "choose another output", sentence=True)
     with kept_shard.reading():
         if not kept_shard.filesystem.exists(kept_shard.path):
             return None
+        # Read whole: a tar has no checksums of its contents, and nothing else would notice a flipped bit.
         with kept_shard.local_copy() as path:
             is_whole = _digest(path) == stored["kept_checksum"]
     return stored if is_whole else None
@@ -323,6 +334,7 @@ def _filter_shard(
 ) -> dict[str, Any]:
     """Write the kept records of a shard, then what was kept; the counts."""
     with source.local_copy() as path:
+        # Scores are rows in an order: of a shard that was packed again they would be those of other rows.
         if _digest(path) != note["checksum"]:
             problem = "is not the file that was scored: its SHA-256 is another"
             raise file_error(source.address, problem, "score it again")
@@ -331,7 +343,8 @@ def _filter_shard(
         )
         counts["failures"] = note["failures"]
         stays = _records_kept(path, source, scores, rule, note, counts)
-        # Without a checksum it says that the shard is being written, so that a killed run resumes.
+        # Without a checksum it says that the shard is being written, so that a killed run resumes: without a
+        # note it would find a file that nobody has written, and refuse it.
         _write_note(target, source, {**_description(rule, note), "kept_checksum": None})
         with target.child(source.name).whole() as partial:
             _WRITERS[_kind(source)](_shard(path, source, note), Path(partial), stays)
@@ -377,6 +390,7 @@ def _records_kept(
 
 def _shard(path: Path, source: Place, note: Mapping[str, Any]) -> Shard:
     """The shard as it was read for its scores, whose roles say how names in a tar are split."""
+    # By other roles a tar could be split at other dots, into other rows.
     needed = [role for role in note["columns_read"] if role != "uid"]
     return Shard(path, source, needed or ["caption"], note["columns"], source.parent)
 
@@ -384,12 +398,13 @@ def _shard(path: Path, source: Place, note: Mapping[str, Any]) -> Shard:
 def _scored_rows(scores: Place, rule: Rule, counts: dict[str, Any]) -> Iterator[tuple[str, bool]]:
     """The uid of each row, and whether it is kept; counted by what becomes of it."""
     for batch in read_batches(scores):
-        mask = _kept(batch, rule)
+        mask = _mask(batch, rule)
         errors = batch["error"].to_pylist()
         for uid, is_kept, error in zip(batch["uid"].to_pylist(), mask.tolist(), errors, strict=True):
             counts["rows"] += 1
             if is_kept:
                 counts["rows_kept"] += 1
+            # A row without a score is below every threshold, and yet no judgement about it.
             elif error is None:
                 counts["below"] += 1
             else:
@@ -414,6 +429,7 @@ def _write_parquet(shard: Shard, target: Path, stays: Sequence[bool]) -> None:
         schema = file.schema_arrow
         groups = file.metadata.num_row_groups
         compression = file.metadata.row_group(0).column(0).compression if groups else "SNAPPY"
+        # Arrow reads the one name and writes by the other.
         compression = "NONE" if compression == "UNCOMPRESSED" else compression
         start = 0
         waiting: list[pa.Table] = []
@@ -426,7 +442,7 @@ def _write_parquet(shard: Shard, target: Path, stays: Sequence[bool]) -> None:
                 if sum(table.nbytes for table in waiting) > LIMITS.window_bytes:
                     writer.write_table(pa.concat_tables(waiting))
                     waiting = []
-            if any(len(table) for table in waiting):
+            if any(map(len, waiting)):
                 writer.write_table(pa.concat_tables(waiting))
 
 
@@ -438,6 +454,7 @@ def _write_lines(shard: Shard, target: Path, stays: Sequence[bool]) -> None:
             if not line.strip():
                 continue
             if stays[record]:
+                # The last line may have no end, and the one behind it would be joined to it.
                 output.write(line if line.endswith(b"\n") else line + b"\n")
             record += 1
 
@@ -445,6 +462,7 @@ def _write_lines(shard: Shard, target: Path, stays: Sequence[bool]) -> None:
 def _write_tar(shard: Shard, target: Path, stays: Sequence[bool]) -> None:
     """The members of kept records with their headers, byte for byte, and those that belong to no record."""
     with tempfile.TemporaryDirectory(prefix="capeval-") as folder:
+        # Members are copied by their offsets, which are those of the unpacked archive.
         plain = shard.path
         if not shard.source.name.lower().endswith(".tar"):
             plain = Path(folder, "shard.tar")
@@ -468,13 +486,15 @@ def _members(plain: Path, shard: Shard) -> Iterator[tuple[int, int, int | None]]
     with tarfile.open(plain, "r:") as tar:
         while (member := tar.next()) is not None:
             tar.members = []  # type: ignore[attr-defined]  # tarfile keeps a list of all
-            if member.offset > end:  # headers for the whole archive
+            # Global headers of pax, which tarfile reads on its way to a member.
+            if member.offset > end:
                 yield end, member.offset, None
             end = tar.offset
             key, extension = split(member.name)
             if not is_in_record(member, key, extension):
                 yield member.offset, end, None
                 continue
+            # As the reader groups them, or a record would lose members to its neighbour.
             if key != key_of_record or extension in extensions:
                 number += 1
                 key_of_record = key
@@ -497,6 +517,7 @@ class _TarCopy:
         remaining = end - start
         while remaining > 0:
             data = self._source.read(min(remaining, _TAKEN))
+            # The shard changed since its members were listed: an empty read would go on for ever.
             if not data:
                 raise OSError("the archive ended while it was copied")
             self._target.write(data)
@@ -506,6 +527,7 @@ class _TarCopy:
     def finish(self) -> None:
         """End the archive as tars end: two blocks of zeros, filled up."""
         size = self._bytes + 2 * _BLOCK
+        # As GNU tar and tarfile fill up records, so that a whole shard that is kept is the very same file.
         self._target.write(bytes(2 * _BLOCK + -size % _RECORD))
 
 

@@ -51,12 +51,15 @@ def score_histogram(
     """
 
     def numbers(column: pa.Array) -> pa.Array:
+        # A failed row has no place in an order of scores: a share is one of those with a score.
         return (column if part is None else part_of(column, part)).drop_null()
 
     if keep is not None and not (isinstance(keep, (int, float)) and 0 < keep <= 1):
         raise wrong_option("keep", keep, "", "expected a share above 0, at most 1, such as 0.3")
     outputs = outputs_in(folder)
-    failed = sum(read_note(output)["failed"] for output in outputs)
+    failed = 0
+    for output in outputs:
+        failed += read_note(output)["failed"]
     column = "score" if part is None else "parts"
     with numbers_on_disk(outputs, column, numbers, np.float64) as scores:
         counts, edges = np.histogram(scores, _BINS)
@@ -69,8 +72,11 @@ def score_histogram(
 def _add_quantiles(histogram: ScoreHistogram, scores: NDArray[np.float64], keep: float | None) -> None:
     """Fill in what depends on the order of scores, which are partitioned in place."""
     last = len(scores) - 1
+    # Ranks and no interpolation (`inverted_cdf`): a quantile is the score of a row.
     rank_of = {share: max(1, math.ceil(share * len(scores))) - 1 for share in _QUANTILES}
+    # At least one row, however small the share: no row at all is no answer to which ones are best.
     best = len(scores) - max(1, round((keep or 1) * len(scores)))
+    # Partitioned at these ranks and not sorted, which takes fewer passes over the file on disk.
     scores.partition(sorted({0, *rank_of.values(), best, last}))
     histogram.mean = float(scores.mean())
     histogram.least = float(scores[0])
@@ -78,6 +84,8 @@ def _add_quantiles(histogram: ScoreHistogram, scores: NDArray[np.float64], keep:
     histogram.quantiles = {share: float(scores[rank]) for share, rank in rank_of.items()}
     if keep is not None:
         histogram.threshold = float(scores[best])
+        # Rows with the very score of the last one are kept, too: nothing tells which of them to leave out.
+        # `np.histogram` counts block by block, without a mask as long as all scores.
         histogram.kept = int(np.histogram(scores, [histogram.threshold, histogram.most])[0][0])
 
 
@@ -88,6 +96,7 @@ def part_of(parts: pa.Array, part: str) -> pa.Array:
         fix = f"there are {', '.join(part_names)}" if part_names else "these scores have none: leave it out"
         raise wrong_option("part", part, "is not a part of these scores", fix)
     column = pc.struct_field(parts, part)
+    # Lists of cosines, one for each reference, have no order.
     if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
         raise wrong_option(
             "part", part, "is a list of numbers for each row", "choose a part that is a number"

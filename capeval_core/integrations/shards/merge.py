@@ -31,11 +31,13 @@ def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> in
     """
     outputs = outputs_in(folder)
     table = Place.of("target", target)
+    # In the folder of the outputs it would be one of them in the next merge.
     if table.identity.rpartition("/")[0] == outputs[0].parent.identity or not table.name.endswith(".parquet"):
         fix = "name a file elsewhere that ends in .parquet"
         raise wrong_option("target", table.address, "is one of the shards, or not a table by its name", fix)
     if table.filesystem.exists(table.path):
         read_note(table, MERGED_NOTE)  # nothing else is replaced
+    # Scores of two signatures have one column and no common scale: nobody could tell them apart afterwards.
     note: dict[str, Any] = {"signature": _common_signature(outputs), "shards": len(outputs), "rows": 0}
     with opened(outputs[0]) as parquet:
         schema = parquet.schema_arrow.remove_metadata()
@@ -46,11 +48,12 @@ def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> in
             marks = stack.enter_context(duplicates_on_disk(outputs))
             merged_schema = schema.append(pa.field("duplicate", pa.bool_()))
         merged = stack.enter_context(written(table, merged_schema, note, MERGED_NOTE))
+        # Batch by batch: a merged table may be larger than the memory.
         for output in outputs:
             for batch in read_batches(output):
                 rows_of_batch = pa.Table.from_batches([batch]).cast(schema)
                 if marks is not None:
-                    start = note["rows"]
+                    start = note["rows"]  # marks are of all rows, in the order in which outputs are read
                     column = pa.array(np.asarray(marks[start : start + len(batch)]))
                     rows_of_batch = rows_of_batch.append_column(merged_schema.field("duplicate"), column)
                 merged.write_table(rows_of_batch)
@@ -61,7 +64,7 @@ def merge_shards(folder: str | PathLike[str], target: str | PathLike[str]) -> in
 
 def _common_signature(outputs: list[Place]) -> str:
     """The signature of all outputs; FileError names those of another one."""
-    problems = Problems()
+    problems = Problems()  # all of them: of a thousand shards some may be of another run
     signatures: list[str] = []
     for output in outputs:
         with noting(problems):

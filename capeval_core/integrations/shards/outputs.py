@@ -47,6 +47,7 @@ class DamagedError(FileError):
 def outputs_in(folder: str | PathLike[str]) -> list[Place]:
     """The Parquet files in a folder, by name, without those that were not finished."""
     place = Place.of("folder", folder)
+    # An unfinished one of another run begins with a dot, and `manifest.json` is no table.
     outputs = [file for file in files_in(place) if file.name.endswith(".parquet") and file.name[0] != "."]
     if not outputs:
         folder_of_one = "of several metrics that of one, such as OUTPUT/clips"
@@ -65,12 +66,14 @@ def written(
     """
     with place.whole() as partial, pq.ParquetWriter(partial, schema, write_page_checksum=True) as parquet:
         yield parquet
+        # In the footer, which is written last: counts are known now, and a note without its rows cannot be.
         content = {**note, "schema": _schema_text(schema)}
         parquet.add_key_value_metadata({key: json.dumps({**content, "digest": _digest(content)})})
 
 
 def _schema_text(schema: pa.Schema) -> str:
     """Names, types and nullability of columns, those within structs too."""
+    # Without metadata, in which the note itself lies.
     return str(schema.remove_metadata().to_string())
 
 
@@ -84,11 +87,12 @@ def opened(place: Place) -> Iterator[pq.ParquetFile]:
     """An open table, which the block does nothing but read. DamagedError: it is not as it was written."""
     place.version()  # refuses pipes and devices: opening one could block for ever
     with place.reading(), place.filesystem.open(place.path, "rb") as file:
+        # Something else is never replaced, while a damaged output is. An empty file holds nothing to lose.
         if file.read(4) not in (b"", b"PAR1"):
             raise file_error(place.address, "is not Parquet", "choose another file")
         try:
             yield pq.ParquetFile(file, page_checksum_verification=True)
-        except MemoryError:
+        except MemoryError:  # Arrow's is both
             raise
         except (pa.ArrowException, OSError) as error:
             raise DamagedError(place, f"is cut off or damaged ({short_reason(error)})") from error
@@ -111,6 +115,7 @@ def _note_in(place: Place, parquet: pq.ParquetFile, key: bytes) -> dict[str, Any
     except (KeyError, ValueError) as error:
         problem = "is Parquet of something else, not the scores of a shard"
         raise file_error(place.address, problem, "choose another file") from error
+    # Flipped bits in a count or a key pass Parquet, whose page checksums do not cover the footer.
     if not isinstance(note, dict) or note.pop("digest", None) != _digest(note):
         raise DamagedError(place, "has a damaged note")
     if note.get("schema") != _schema_text(parquet.schema_arrow):
@@ -151,9 +156,10 @@ def numbers_on_disk(
     outputs: Sequence[Place], column: str, numbers_of: Callable[[pa.Array], Any], kind: type
 ) -> Iterator[NDArray[Any]]:
     """The numbers made of a column of all outputs, in a temporary file that may be changed."""
+    # 8 bytes for each of a billion rows may be more than the memory, and are less than the disk.
     with tempfile.TemporaryFile(prefix="capeval-") as file:
         for output in outputs:
             for batch in read_batches(output, [column]):
                 file.write(np.asarray(numbers_of(batch.column(column)), kind).tobytes())
         file.flush()
-        yield np.memmap(file, kind) if file.tell() else np.empty(0, kind)
+        yield np.memmap(file, kind) if file.tell() else np.empty(0, kind)  # mmap refuses an empty file

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ class Place:
     path: str
 
     @classmethod
-    def of(cls, argument: str, value: Any) -> Place:
+    def of(cls, argument: str, value: str | PathLike[str]) -> Place:
         """The place that a path or an address such as `s3://bucket/00000.tar` means; nothing is looked at."""
         try:
             return cls(*fsspec.core.url_to_fs(os.fspath(value)))
@@ -41,6 +42,7 @@ class Place:
     @property
     def address(self) -> str:
         """The address, as `of` takes it in this and in other processes."""
+        # fsspec makes local paths absolute: workers may have other current folders.
         return self.path if self.is_local else str(self.filesystem.unstrip_protocol(self.path))
 
     @property
@@ -65,6 +67,7 @@ class Place:
             self.filesystem.invalidate_cache()  # what others have written since counts
             exact = self.filesystem.isfile(self.path)  # its name may have brackets
             paths = [self.path] if exact else filter(self.filesystem.isfile, self.filesystem.glob(self.path))
+            # A listing has the file system's order; merged rows and duplicates are in that of names.
             return [Place(self.filesystem, path) for path in sorted(paths)]
 
     def is_folder(self) -> bool:
@@ -80,6 +83,7 @@ class Place:
             raise file_error(self.address, f"is not a regular file ({info['type']})", "pass a file")
         names = ("size", "mtime", "ino", "ETag", "etag", "md5Hash")  # what file systems tell of a file
         facts = [f"{name}={info[name]}" for name in names if info.get(name) is not None]
+        # A size alone is no state: a file that was written again may have the same.
         return " ".join(facts) if len(facts) > 1 else ""
 
     @contextmanager
@@ -87,6 +91,7 @@ class Place:
         """Let what fails in the block, which reads it, be a FileError that names it."""
         try:
             yield
+        # A FileError names its file already; what is too large for memory is nothing wrong with the file.
         except (FileError, MemoryError):
             raise
         except FileNotFoundError:
@@ -100,6 +105,7 @@ class Place:
         if self.is_local:
             yield Path(self.path)
             return
+        # Whole: a shard is read twice, for its checksum and for its rows, and Parquet from its end.
         with tempfile.TemporaryDirectory(prefix="capeval-") as folder:
             copy = Path(folder, "shard")
             with self.reading():
@@ -113,13 +119,14 @@ class Place:
             if self.is_local:
                 parent = Path(self.path).parent
                 parent.mkdir(parents=True, exist_ok=True)
-                remove_unfinished(parent)
+                remove_unfinished(parent)  # what a killed run has left, as nothing else would
                 with whole_file(Path(self.path)) as partial:
                     yield partial
                 return
             with tempfile.TemporaryDirectory(prefix="capeval-") as folder:
                 copy = Path(folder, "shard")
                 yield copy
+                # A store shows an upload when it is complete.
                 try:
                     self.filesystem.put_file(str(copy), self.path)
                 except Exception as error:  # whatever the store's client raises
@@ -135,4 +142,5 @@ def reason_of(error: BaseException) -> str:
 
 def files_in(folder: Place) -> list[Place]:
     """All files in a folder, by name; none where there is no such folder."""
+    # Escaped: a folder may be named `scores[1]`.
     return Place(folder.filesystem, f"{glob.escape(folder.path.rstrip('/'))}/*").matching()

@@ -26,11 +26,14 @@ def plan_shards(inputs: Sequence[str], output: str, metrics: Sequence[str] = (""
 
     metrics: the folders in `output` of several metrics.
     """
-    folders = [f"{output.rstrip('/')}/{metric}" if metric else output for metric in metrics]
-    plans = [_planned(inputs, folder) for folder in folders]
+    plans = []
+    for metric in metrics:
+        folder = f"{output.rstrip('/')}/{metric}" if metric else output
+        plans.append(_planned(inputs, folder))
     shards: list[PlannedShard] = []
     for pairs in zip(*plans, strict=True):
-        shards.append((pairs[0][0], tuple(target for _, target in pairs)))
+        source = pairs[0][0]  # of the same shard in each plan: all are sorted by the same names
+        shards.append((source, tuple(target for _, target in pairs)))
     return shards
 
 
@@ -44,12 +47,15 @@ def _planned(inputs: Sequence[str], output: str) -> list[tuple[str, str]]:
     for pattern in inputs:
         with noting(problems):
             sources = _sources(pattern)
-            if any(source.parent.identity == folder.identity for source in sources):
-                fix = "choose another folder for the scores"
-                raise wrong_option("output", output, "is the folder of the input", fix)
+            for source in sources:
+                # `00000.parquet` would be its own target, and scores would be shards of the next run.
+                if source.parent.identity == folder.identity:
+                    fix = "choose another folder for the scores"
+                    raise wrong_option("output", output, "is the folder of the input", fix)
             for source in sources:
                 target = folder.child(stem_of(source.name) + ".parquet")
                 first = source_of.setdefault(target.address, source.address)
+                # One shard may be named twice, by a pattern and by its path; two must not share a target.
                 if first != source.address:
                     problem = f"{first} and {source.address} would both go to {target.name}"
                     problems.add(
@@ -66,11 +72,13 @@ def _sources(pattern: str) -> list[Place]:
     """
     place = Place.of("input", pattern)
     if place.is_folder():
+        # By their format: img2dataset writes `00000_stats.json` beside each tar. `._00000.tar` is of macOS.
         sources = [file for file in files_in(place) if is_format(file.name) and file.name[0] != "."]
         if not sources:
             ends = ", ".join(FORMATS)
             raise wrong_option("input", pattern, "is a folder without shards", f"one ends in {ends}")
         return sources
+    # As it is written before braces are read, since a file's own name may have some.
     sources = _matching(place)
     if sources:
         return sources
@@ -78,6 +86,7 @@ def _sources(pattern: str) -> list[Place]:
     folders: dict[str, dict[str, Place]] = {}  # files by path, listed once: a range may name thousands
     for address in expanded_braces(pattern):
         place = Place.of("input", address)
+        matching: list[Place] = []
         if glob.has_magic(place.path):
             matching = _matching(place)
         else:
@@ -85,7 +94,8 @@ def _sources(pattern: str) -> list[Place]:
             if folder.address not in folders:
                 folders[folder.address] = {file.path: file for file in files_in(folder)}
             files = folders[folder.address]
-            matching = [files[place.path]] if place.path in files else []
+            if place.path in files:
+                matching = [files[place.path]]
         if not matching:
             named = "" if address == pattern else f" {address}"
             problems.add(
@@ -97,6 +107,7 @@ def _sources(pattern: str) -> list[Place]:
 
 
 def _matching(place: Place) -> list[Place]:
+    # Names that begin with a dot: unfinished files of another run, and what macOS puts beside files.
     return [file for file in place.matching() if file.name[0] != "."]
 
 
@@ -117,10 +128,15 @@ def expanded_braces(pattern: str) -> list[str]:
         values = listed.split(",")
     else:
         step = 1 if int(first) <= int(last) else -1
-        values = [str(number).zfill(len(first)) for number in range(int(first), int(last) + step, step)]
+        values = []
+        for number in range(int(first), int(last) + step, step):
+            values.append(str(number).zfill(len(first)))  # `{00008..00010}` keeps its zeros, as in a shell
     before = pattern[: braces.start()]
     after = pattern[braces.end() :]
-    return [name for value in values for name in expanded_braces(f"{before}{value}{after}")]
+    names = []
+    for value in values:
+        names += expanded_braces(f"{before}{value}{after}")
+    return names
 
 
 def images_folder(images: str | PathLike[str]) -> Place:
@@ -133,6 +149,7 @@ def images_folder(images: str | PathLike[str]) -> Place:
 
 def settings_of(scorer: BatchScorer, columns: Mapping[str, str] | None) -> dict[str, Any]:
     """Everything that scores depend on besides the shard and its images; it opens the weights."""
+    # `empty` by itself: it changes which captions get a score, and a signature does not hold it.
     return {"columns": dict(columns or {}), "empty": str(scorer.options.empty), "signature": scorer.signature}
 
 
@@ -144,6 +161,7 @@ def is_same(target: Place, note: Mapping[str, Any], settings: Mapping[str, Any])
         counts = name != "images" or note["looked_up"]
         if counts and note.get(name) != value:
             differences.append(f"{name}: {note.get(name)!r} there, {value!r} now")
+    # Without any score nothing is lost: a wrong `--images`, once corrected, must not need a new output.
     if differences and note["failed"] < note["rows"]:
         problem = f"holds other scores ({'; '.join(differences)})"
         raise file_error(target.address, problem, "choose another output, or delete it")
@@ -156,6 +174,8 @@ def note_of_target(target: Place, key: bytes = NOTE) -> dict[str, Any] | None:
         exists = target.filesystem.exists(target.path)
     if not exists:
         return None
+    # All pages, whose checksums are compared: a finished shard is skipped for good, so a flipped bit in its
+    # scores would stay.
     try:
         return read_note(target, key, verify_rows=True)
     except DamagedError as error:
@@ -174,7 +194,9 @@ def refuse_other_scores(
     finished = len(shards)
     for number, settings_of_metric in enumerate(settings):
         pairs = [(source, targets[number]) for source, targets in shards]
+        # Noted and not raised, so that the targets of all metrics are named at once.
         with noting(problems):
+            # The least of all metrics: a shard that lacks one of its targets is not finished.
             finished = min(finished, _refuse_other_scores(pairs, settings_of_metric, images))
     problems.raise_if_any()
     return finished
@@ -186,6 +208,7 @@ def _refuse_other_scores(
     """The number of existing targets of one metric."""
     if not pairs:
         return 0
+    # One listing instead of a request for each of thousands of targets: object stores answer slowly.
     names = {file.name for file in files_in(Place.of("output", pairs[0][1]).parent)}
     written = [pair for pair in pairs if pair[1].rpartition("/")[2] in names]
 
@@ -198,6 +221,8 @@ def _refuse_other_scores(
         return problems
 
     with ThreadPoolExecutor(16) as threads:  # object stores answer slowly
-        problems_by_shard = threads.map(problems_of, written)
-        Problems(problem for problems in problems_by_shard for problem in problems).raise_if_any()
+        all_problems = Problems()
+        for problems in threads.map(problems_of, written):
+            all_problems += problems
+    all_problems.raise_if_any()
     return len(written)

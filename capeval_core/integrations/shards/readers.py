@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow.parquet as pq
 
@@ -32,6 +32,7 @@ _JSON = "json"
 """The member of a tar whose fields are columns, too."""
 NAMES: dict[str, Sequence[Sequence[str]]] = {
     "uid": [names.listed("shards", "uid")],
+    # A member of a tar is named by its extension, so that `txt` is a caption here and nowhere else.
     "caption": [
         [*names.listed("shards", "caption"), *names.written_levels("caption")[0]],
         names.written_levels("caption")[2],
@@ -56,7 +57,9 @@ def columns_named(present: Iterable[str], role: str) -> list[str]:
     """The columns that may hold a role by their names, best first, in any case, with any blanks and marks."""
     columns = list(present)
     for level in NAMES[role]:
-        ranked = [column for name in level for column in columns if _plain(column) == _plain(name)]
+        ranked = []
+        for name in level:
+            ranked += [column for column in columns if _plain(column) == _plain(name)]
         if ranked:
             return ranked
     return []
@@ -72,6 +75,7 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
     """The columns that a user names; ValueError for those of anything that no row has."""
     column_of = dict(columns or {})
     for role in column_of:
+        # A role with a slip would be ignored, and another column read without a word.
         if role not in NAMES:
             fix = f"expected some of {', '.join(NAMES)}{did_you_mean(str(role), NAMES)}"
             raise wrong_option("columns", column_of, f"has a key {role!r}", fix)
@@ -85,6 +89,7 @@ def find_columns(
     columns: dict[str, list[str]] = {}
     for role in needed:
         if role in column_of:
+            # Exactly as written: a table may hold `JPG` and `Jpg`, of which a user means one.
             columns[role] = [name for name in present if name == column_of[role]]
         else:
             columns[role] = columns_named(present, role)
@@ -100,9 +105,10 @@ def column_problems(
         if not present_names and role in column_of:
             close = did_you_mean(column_of[role], present)
             problems.append(f"no column {column_of[role]!r} for {role}{close}")
-        elif not present_names and role != "uid":
+        elif not present_names and role != "uid":  # without a uid a row is named by its place
             usual_names = ", ".join([*NAMES[role][0][:10], "..."])
             problems.append(f"no column for {role} (known names: {usual_names})")
+        # Of texts nothing says which one is meant; of pictures the one with bytes is taken.
         elif len(present_names) > 1 and role in _TEXTS:
             problems.append(several_columns(role, present_names))
     return problems
@@ -137,9 +143,12 @@ class RowFaults:
                 return self.unread[role]
         if self.record is not None:
             return self.record
-        differing = [text for role in roles for text in self.differing.get(role, [])]
+        differing: list[str] = []
+        for role in roles:
+            differing += self.differing.get(role, [])
         if differing:
             return _valid("; ".join(differing))
+        # A uid is missing only where a user named its column: he counts on it.
         missing = [role for role in self.missing if role in roles or role == "uid"]
         return _valid(f"no {' and no '.join(missing)}, {self.others}") if missing else None
 
@@ -167,7 +176,7 @@ class Shard:
         self.visual = "video" if "video" in needed else "image"
         self.used: dict[str, dict[str, None]] = {}
         self.looked_up = False
-        self.share: Callable[[], float] = lambda: 1.0  # of the shard that is read
+        self.share: Callable[[], float] = lambda: 1.0  # of the shard that is read, set by its reader
         self.read = 0  # records, of which the next ones wait for their window
         self._records_in_windows = 0
         self._rows_in_windows = 0
@@ -182,12 +191,14 @@ class Shard:
     def unread_by(self, roles: Sequence[str]) -> list[str]:
         """Names of columns of the first rows that were not read for a metric."""
         used = set(chain.from_iterable(self.used_by(roles).values()))
+        # The member `json` is read for its fields, which are columns themselves.
         return [name for name in self._names if name not in used and name != _JSON]
 
     @property
     def expected_rows(self) -> int:
         """About how many rows the shard has, by those of the part that is read; of Parquet exactly."""
         records = self.read / (self.share() or 1)
+        # A record may have several captions, and how many the rest has is not known before it is read.
         return round(records * self._rows_in_windows / max(1, self._records_in_windows))
 
     def windows(self, most: int) -> Iterator[dict[str, list[Any]]]:
@@ -196,6 +207,7 @@ class Shard:
         `outside` says of a row that its image is a file outside of the shard.
         """
         records = self._records()
+        # Looked at before any output is begun: a column that is not there would cost a file of failed rows.
         first = deque(islice(records, _LOOKED_AT))
         self._names = [name for name in dict.fromkeys(chain(*first)) if name not in (_KEY, _ERROR)]
         problems = self._problems(first)
@@ -203,8 +215,7 @@ class Shard:
             names = ", ".join(self._names)
             fix = _DOWNLOAD if any("not fetched" in problem for problem in problems) else _FIX
             raise self.refuse(f"has {'; '.join(problems)}; its first {len(first)} rows have {names}", fix)
-        # Popped, so that images leave memory with their window.
-        return self._windows(chain((first.popleft() for _ in range(len(first))), records), most)
+        return self._windows(chain(_popped(first), records), most)
 
     def refuse(self, problem: str, fix: str = "write it again") -> FileError:
         return file_error(self.source.address, problem, fix)
@@ -213,9 +224,12 @@ class Shard:
         """Problems of the columns of the first rows."""
         problems: list[str] = []
         if self._names:
-            columns = self.find(*self._names)
-            missing = {role: names for role, names in columns.items() if not names}
+            missing: dict[str, list[str]] = {}
+            for role, columns in self.find(*self._names).items():
+                if not columns:
+                    missing[role] = columns
             addresses = self._addresses(records)
+            # img2dataset's own input has a column `url` and no picture: known names would be no help.
             if addresses and self.visual in missing and self.visual not in self.columns:
                 del missing[self.visual]
                 only = f"only addresses ({addresses}), which are not fetched"
@@ -223,14 +237,21 @@ class Shard:
             problems += column_problems(missing, self.columns, self._names)
             if problems:
                 problems[-1] += _dots(records[0])
-        differing = [self._differing(record) for record in records]
-        problems += dict.fromkeys(chain.from_iterable(chain.from_iterable(map(dict.values, differing))))
-        captions = [record[name] for record in records for name in self.find(*record)["caption"][:1]]
-        if captions and not any(_is_text(caption) for caption in captions):
+        differing: dict[str, None] = {}  # each problem once, in the order of rows
+        captions = []
+        are_addresses = []  # whether each image or video is an address
+        for record in records:
+            for problems_of_role in self._differing(record).values():
+                differing |= dict.fromkeys(problems_of_role)
+            captions += [record[name] for name in self.find(*record)["caption"][:1]]
+            visual = self._visual_of(record)
+            if visual is not None:
+                are_addresses.append(isinstance(visual, str) and URL.match(visual) is not None)
+        problems += differing
+        # One number among texts costs its row; numbers alone are a column of something else.
+        if captions and not any(map(_is_text, captions)):
             problems.append(f"no text as caption, only {described(captions[0])}")
-        visuals = [self._visual_of(record) for record in records]
-        paths = [value for value in visuals if value is not None]
-        if paths and all(isinstance(value, str) and URL.match(value) for value in paths):
+        if are_addresses and all(are_addresses):
             problems.append(f"addresses as {self.visual}, which are not fetched")
         return problems
 
@@ -239,12 +260,12 @@ class Shard:
         columns = []
         for name in self._names:
             values = [record[name] for record in records if isinstance(record.get(name), str)]
-            is_address = bool(values) and all(URL.match(value) for value in values)
+            is_address = bool(values) and all(map(URL.match, values))
             if is_address or re.search(r"(^|_|\b)ur[li]s?($|_|\b)", name, re.IGNORECASE):
                 columns.append(repr(name))
         return " and ".join(columns)
 
-    def _visual_of(self, record: Record) -> Any:
+    def _visual_of(self, record: Record) -> object:
         """The image or video of a record; None where a metric needs none."""
         if self.visual not in self.needed:
             return None
@@ -255,8 +276,11 @@ class Shard:
         """The column that holds a role in a record: of images the first with bytes, else the first value."""
         names = self.find(*record)[role]
         if role == self.visual:
+            # A `.json` beside a picture may name the original file, which by now is another picture.
             with_bytes = [name for name in names if _content(record[name]) is not None]
             names = with_bytes or names
+        # A null beside a filled column of the same meaning is no statement about the row. A uid comes from
+        # one column in every row: those of two columns might be equal.
         if role != "uid":
             names = [name for name in names if record[name] is not None] or names
         return names[0] if names else None
@@ -267,8 +291,12 @@ class Shard:
         for role, columns in self.find(*record).items():
             if role == "uid":
                 continue
-            values = [_comparable(role, record[name]) for name in columns]
-            values = [value for value in values if value is not None]
+            # Equal ones are one: img2dataset writes a caption as a member and into its `.json`, too.
+            values = []
+            for name in columns:
+                value = _comparable(role, record[name])
+                if value is not None:
+                    values.append(value)
             if any(value != values[0] for value in values):
                 problems[role] = [several_columns(role, columns)]
         return problems
@@ -279,6 +307,7 @@ class Shard:
             yield [row["uid"] for row in self._rows(record, position)]
 
     def _records(self) -> Iterator[Record]:
+        # What Arrow, tarfile and gzip raise in the middle of a file names no file.
         with self.source.reading():
             for record in FORMATS[format_of(self.source)](self):
                 self.read += 1
@@ -293,6 +322,7 @@ class Shard:
             size += _size(captioned)
             self._records_in_windows += 1
             self._rows_in_windows += len(captioned)
+            # By bytes, too: 2,048 rows with photographs of 5 MB each would take 10 GB.
             if len(rows) >= most or size > LIMITS.window_bytes:
                 yield self._looked_up(rows)
                 rows = []
@@ -313,19 +343,24 @@ class Shard:
                 missing.append(role)
         if self.visual in row:
             row[self.visual] = _single(row[self.visual])
+        # Not an error yet: of several metrics one may need a role that another one does without.
         error = record.get(_ERROR)
         faults = RowFaults(_valid(str(error)) if error else None, self._differing(record))
         if missing:
-            names = ", ".join(name for name in record if name not in (_KEY, _ERROR))
+            columns = [name for name in record if name not in (_KEY, _ERROR)]
             faults.missing = missing
-            faults.others = f"only {names or 'a uid'}{_dots(record)}"
+            faults.others = f"only {', '.join(columns) or 'a uid'}{_dots(record)}"
         uid = f"{stem_of(self.source.name)}/{position}" if row["uid"] is None else row["uid"]
         row["uid"] = _valid(str(uid))
         row["faults"] = faults
         captions = row["caption"]
         if not isinstance(captions, list) or not captions:
             return [row]
-        return [{**row, "uid": f"{row['uid']}#{i}", "caption": caption} for i, caption in enumerate(captions)]
+        # Numbered, so that uids stay unique and lead back to the record, which `filter` keeps as a whole.
+        rows = []
+        for i, caption in enumerate(captions):
+            rows.append({**row, "uid": f"{row['uid']}#{i}", "caption": caption})
+        return rows
 
     def _looked_up(self, rows: Sequence[Record]) -> dict[str, list[Any]]:
         """Columns of rows; images are paths in their folder, or bytes from a store; addresses stay."""
@@ -338,13 +373,15 @@ class Shard:
         for i, value in enumerate(visuals):
             path = value.get("path") if isinstance(value, Mapping) and value.get("bytes") is None else value
             if not isinstance(path, str) or not path or URL.match(path):
-                continue
+                continue  # bytes, or what the metric's own check refuses by the row
             columns["outside"][i] = True
+            # An absolute path does not depend on the folder, nor do scores of it.
             self.looked_up |= not (self.images.is_local and os.path.isabs(path))  # noqa: PTH117
             if self.images.is_local:
                 visuals[i] = os.path.join(self.images.path, path)  # noqa: PTH118  (absolute ones stay)
             else:
                 fetched[f"{self.images.path.rstrip('/')}/{path.lstrip('/')}"].append(i)
+        # Each path once: rows of several captions share their picture. A local file is read by the metric.
         paths = list(fetched)
         # Not `cat`, which sorts paths and takes `*` and `[` in them for patterns.
         read = self.images.filesystem.cat_ranges
@@ -362,6 +399,12 @@ class Shard:
         return columns
 
 
+def _popped(records: deque[Record]) -> Iterator[Record]:
+    """The records, each leaving the queue, so that images leave memory with their window."""
+    while records:
+        yield records.popleft()
+
+
 def _dots(record: Record) -> str:
     """A hint about names in a tar that have more than one dot."""
     if _KEY in record and any("." in name for name in record):
@@ -369,34 +412,36 @@ def _dots(record: Record) -> str:
     return ""
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     """True for a value that may be a caption, several captions, or one that is missing."""
     texts = value if isinstance(value, list) else [value]
+    # Bytes are a text that was not UTF-8, which costs its row only.
     return all(isinstance(text, (str, bytes, type(None))) for text in texts)
 
 
-def _single(value: Any) -> Any:
+def _single(value: object) -> object:
     """The one image of a list with one."""
+    # Tables of chats, whose turns may show several images, have a column `images` of lists.
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], (str, Mapping, *BYTES)):
         return value[0]
     return value
 
 
-def _content(value: Any) -> Any:
+def _content(value: object) -> object:
     """The bytes of an image or video inside its shard; None of a path."""
     visual = _single(value)
     content = visual.get("bytes") if isinstance(visual, Mapping) else visual
     return content if isinstance(content, BYTES) else None
 
 
-def _comparable(role: str, value: Any) -> Any:
+def _comparable(role: str, value: object) -> object:
     """The content that must be equal in all columns of a role; None where a value has none."""
     if role not in _TEXTS:
         return _content(value)  # paths of one file may differ
     if isinstance(value, list) and len(value) == 1 and role == "caption":
         value = value[0]
     if isinstance(value, str):
-        return value.strip()
+        return value.strip()  # a member was stripped when it was read, a field of a `.json` was not
     return value if isinstance(value, list) else None
 
 
@@ -407,21 +452,23 @@ def is_format(name: str) -> bool:
 
 def format_of(source: Place) -> str:
     """The end of a shard's name that says how it is read. Raises FileError."""
-    ends = [end for end in FORMATS if source.name.lower().endswith(end)]
-    if not ends:
-        raise file_error(source.address, "is not a shard by its name", f"one ends in {', '.join(FORMATS)}")
-    return ends[0]
+    for end in FORMATS:
+        if source.name.lower().endswith(end):
+            return end
+    raise file_error(source.address, "is not a shard by its name", f"one ends in {', '.join(FORMATS)}")
 
 
 def _valid(text: str) -> str:
     """A text with lone surrogates escaped, as in a name whose bytes are not UTF-8."""
+    # Arrow has no place for them, and an error about one row would end the shard.
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _size(value: Any) -> int:
+def _size(value: object) -> int:
     """About how many bytes a value takes."""
     if isinstance(value, (dict, list)):
         return sum(map(_size, value.values() if isinstance(value, dict) else value))
+    # Numbers and nulls count alike: pictures are what a window is bounded for.
     return len(value) if isinstance(value, (str, bytes)) else 8
 
 
@@ -437,6 +484,7 @@ def _parquet(shard: Shard) -> Iterator[Record]:
         names = file.schema_arrow.names
         used = list(dict.fromkeys(chain.from_iterable(shard.find(*names).values())))
         repeated = [name for name in used if names.count(name) > 1]
+        # A record is a dict, in which the last of them would win.
         if repeated:
             raise shard.refuse(f"has more than one column {repeated[0]!r}")
         unread: Record = dict.fromkeys(names)  # errors name all columns
@@ -446,6 +494,7 @@ def _parquet(shard: Shard) -> Iterator[Record]:
                 for name, value in zip(batch.schema.names, values, strict=True):
                     try:
                         record[name] = value.as_py()
+                    # Writers do not check it, and a whole column by `to_pylist` would fail for one row.
                     except UnicodeDecodeError:
                         record[_ERROR] = f"{name} is not valid UTF-8"
                 yield record
@@ -462,19 +511,22 @@ def _json_lines(shard: Shard) -> Iterator[Record]:
             error = f"line {number} is not an object"
             try:
                 record = json.loads(line)
-            except (ValueError, RecursionError) as reason:
+            except (ValueError, RecursionError) as reason:  # nested deeper than Python's own limit
                 record = None
                 error = f"line {number} is not JSON ({reason})"
+            # Only the last line has no end: a copy stopped there, and nobody would miss the rows behind it. A
+            # broken line in the middle costs itself.
             if not isinstance(record, dict) and not line.endswith(b"\n"):
                 raise shard.refuse(f"is cut off in line {number}")
             yield record if isinstance(record, dict) else {_ERROR: error}
 
 
-def _share_read(shard: Shard, raw: Any) -> Callable[[], float]:
+def _share_read(shard: Shard, raw: IO[bytes]) -> Callable[[], float]:
     """The share of an open file that is read."""
     size = shard.path.stat().st_size
 
     def share() -> float:
+        # Of the packed file: how long an unpacked one is shows only at its end.
         return 1.0 if raw.closed else raw.tell() / size
 
     return share
@@ -494,6 +546,8 @@ def _tar(shard: Shard) -> Iterator[Record]:
             key, extension = split(member.name)
             if not is_in_record(member, key, extension):
                 continue
+            # Members of a row follow each other, as webdataset reads them, so that one row is in memory. A
+            # key or an extension that comes again begins another row.
             if record and (key != record[_KEY] or extension in record):
                 yield _with_fields(record)
                 record = {}
@@ -501,7 +555,7 @@ def _tar(shard: Shard) -> Iterator[Record]:
             is_text = extension in texts or bool(columns_named([extension], "caption"))
             if not (is_text or extension in used or _is_needed(extension, shard.needed)):
                 record[extension] = None  # named where a column is missing, but not read
-            elif member.size > LONGEST_FILE:
+            elif member.size > LONGEST_FILE:  # by its header, before it is in memory
                 record[_ERROR] = f"{member.name} has {member.size:,} bytes, too many"
             else:
                 content: Any = tar.extractfile(member)
@@ -518,6 +572,7 @@ def _tar(shard: Shard) -> Iterator[Record]:
 
 def is_in_record(member: tarfile.TarInfo, key: str, extension: str) -> bool:
     """Whether a member, whose name is split like this, belongs to a row."""
+    # Links and devices are not followed, wherever they lead. `._a.jpg`, as macOS adds it, has no key.
     return member.isfile() and bool(key) and bool(extension)
 
 
@@ -532,14 +587,18 @@ def split_of(shard: Shard) -> Split:
     """
     with tarfile.open(shard.path, "r:*") as tar:
         names = [member.name for member in islice(tar, 4 * _LOOKED_AT) if member.isfile()]
+    # A column that a user names may have any extension, and references, as lists, stand in a `.json`.
     roles = [role for role in shard.needed if role not in shard.columns and role != "references"]
-    extensions = [_at_first_dot(name)[1] for name in names]
-    if any(extension == _JSON or _is_needed(extension, roles) for extension in extensions) or not roles:
+    if not roles:
         return _at_first_dot
-    rows = defaultdict[str, list[str]](list)
+    rows = defaultdict[str, list[str]](list)  # extensions by key, at the last dot
     for name in names:
-        key, extension = _at_last_dot(name)
-        rows[key].append(extension)
+        _, extension = _at_first_dot(name)
+        # One that is known is enough: webdataset's own split is left only where it makes no row at all.
+        if extension == _JSON or _is_needed(extension, roles):
+            return _at_first_dot
+        key, last_extension = _at_last_dot(name)
+        rows[key].append(last_extension)
     for extensions in rows.values():
         if all(_JSON in extensions or columns_named(extensions, role) for role in roles):
             return _at_last_dot
@@ -565,6 +624,7 @@ def _is_needed(extension: str, roles: Iterable[str]) -> bool:
 
 def _text(data: bytes) -> str | bytes:
     """A text without the line's end; the bytes where they are not UTF-8, which the metric refuses."""
+    # Without a byte order mark, which editors on Windows write, and which would be a token of the caption.
     try:
         return data.decode("utf-8-sig").strip()
     except UnicodeDecodeError:
@@ -575,6 +635,7 @@ def _with_fields(record: Record) -> Record:
     """A record with the fields of its `.json`."""
     try:
         fields = json.loads(record.get(_JSON, ""))
+    # A picture and a caption of members of their own make the row without it; else a column is missing.
     except (ValueError, TypeError, RecursionError):
         return record
     return {**fields, **record} if isinstance(fields, dict) else record

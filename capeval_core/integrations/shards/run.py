@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import tempfile
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -48,6 +48,7 @@ Outcome = Sequence[ShardResult] | FailedShard
 def score_one(shard: PlannedShard, scorers: Sequence[BatchScorer], settings: Mapping[str, Any]) -> Outcome:
     """Score a shard by some of `score_shard`'s keywords; what is wrong with it alone costs no other one."""
     source, targets = shard
+    # Returned and not raised: of thousands of shards, one that is cut off must not end the night's run.
     try:
         return score_by_metrics(source, list(zip(targets, scorers, strict=True)), **settings)
     except (WeightsError, OSError) as error:
@@ -55,6 +56,7 @@ def score_one(shard: PlannedShard, scorers: Sequence[BatchScorer], settings: Map
         return FailedShard(source, _reason(error), ends_run=True)
     except RuntimeError as error:  # of a device, or of a metric's own code
         reason = f"{type(error).__name__}: {error}"
+        # After a fault of the device CUDA refuses all further work of the process, of any shard.
         ends_run = any(cuda_is_lost(scorer.options.device) for scorer in scorers)
         return FailedShard(source, reason, ends_run=ends_run, process_unfit=True)
     except (MemoryError, TypeError, ValueError) as error:
@@ -79,13 +81,17 @@ def score_shards(
     import ray
 
     waiting = deque(shards)
-    tasks: dict[Any, tuple[Any, PlannedShard | None]]  # worker and shard of each
+    tasks: dict[Any, tuple[Any, PlannedShard | None]]  # worker and shard of each; Ray's handles have no types
     with _connected(workers, gpus, address) as gpus_of_worker:
         restarts: dict[str, Any] = {"max_restarts": -1, "max_task_retries": _MAX_CRASHES - 1}
         actor: Any = ray.remote(num_cpus=1, num_gpus=gpus_of_worker, **restarts)(_ShardWorker)
+        # Workers on this machine divide its CPUs; those of a cluster's machines are not known here.
         sharing = workers if address is None else 0
-        started = [actor.remote(scorers, settings, sharing) for _ in shards[:workers]]
-        tasks = {worker.__ray_ready__.remote(): (worker, None) for worker in started}
+        # Their start is a task of its own, without a shard: a worker that dies there has killed no shard.
+        tasks = {}
+        for _ in shards[:workers]:
+            worker = actor.remote(scorers, settings, sharing)
+            tasks[worker.__ray_ready__.remote()] = worker, None
         # A worker for which a cluster has no place stays without a shard, and is not waited for.
         while waiting or any(shard is not None for _, shard in tasks.values()):
             (task,), _ = ray.wait(list(tasks))
@@ -102,13 +108,13 @@ def score_shards(
                 yield outcome
 
 
-def _outcome_of(task: Any, shard: PlannedShard | None) -> Outcome | None:
+def _outcome_of(task: object, shard: PlannedShard | None) -> Outcome | None:
     """The outcome of a task; None if it was the start of a worker, which has no shard yet."""
     import ray
 
     try:
         result: Any = ray.get(task)
-    except ray.exceptions.RayTaskError:
+    except ray.exceptions.RayTaskError:  # of our own code: `score_one` returns what is expected
         raise
     except ray.exceptions.RayError as error:
         if shard is None:
@@ -127,7 +133,7 @@ class _ShardWorker:
 
         self.scorers = scorers
         self.settings = settings
-        if sharing:  # workers on this machine, which divide its CPUs
+        if sharing:  # else each would start a thread for every CPU
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // sharing))
 
     def score(self, shard: PlannedShard) -> Outcome:
@@ -137,15 +143,18 @@ class _ShardWorker:
 @contextmanager
 def _connected(workers: int, gpus: float | None, address: str | None) -> Iterator[float]:
     """A connection to Ray, one that is there already or a new one; gives the GPUs of a worker."""
+    # Before Ray is imported. Nothing about a user's run is sent anywhere unless he wants it.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
-    opens = not ray.is_initialized()
+    opens = not ray.is_initialized()  # a user's own connection stays open
     is_local = address is None
+    # Ray would leave sockets and logs of every run in /tmp/ray. Its last processes may still write there.
     with tempfile.TemporaryDirectory(prefix="capeval-ray-", ignore_cleanup_errors=True) as folder:
         options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
         if is_local:
             options |= {
+                # A worker takes one CPU of Ray's count, and more workers than CPUs would wait for ever.
                 "num_cpus": max(workers, os.cpu_count() or 1),
                 "object_store_memory": _OBJECT_STORE_BYTES,
                 "include_dashboard": False,
@@ -170,25 +179,30 @@ def _share_of_gpu(workers: int, gpus: int) -> float:
     """The GPUs of each worker that let all of them run at once; no worker is on two GPUs."""
     if not gpus:
         return 0.0
+    # Rounded down: thirds that are rounded up would leave no place for the third worker.
     return math.floor(1000 / math.ceil(workers / gpus)) / 1000
 
 
 def write_manifest(output: str, results: Sequence[ShardResult], failures: dict[str, str], name: str) -> None:
     """Write a file about a run: totals, every shard with its counts, and why shards have no scores."""
     of_one_run = ("signature", "skipped", "scored", "traits")
-    shards = [asdict(result) for result in sorted(results, key=lambda result: result.target)]
-    totals = Counter[str]()
+    totals = dict.fromkeys(("rows", "failed", "truncated"), 0)
     entries = []
-    for shard in shards:
-        totals.update({count: shard[count] for count in ("rows", "failed", "truncated")})
-        entries.append({key: value for key, value in shard.items() if key not in of_one_run})
+    # By target: workers finish in any order, on which the manifest must not depend.
+    for result in sorted(results, key=lambda result: result.target):
+        entry = asdict(result)
+        for name in totals:
+            totals[name] += entry[name]
+        for name in of_one_run:
+            del entry[name]
+        entries.append(entry)
     failed = FailureCounts()
     for result in results:
         failed.add_all(result.failures)
     content = {
         "capeval": __version__,
         "signature": results[0].signature if results else None,
-        **{count: totals[count] for count in ("rows", "failed", "truncated")},
+        **totals,
         "failures": failed.rows,
         "shards": entries,
         "without_scores": failures,

@@ -40,6 +40,7 @@ from capeval_core.run import FreedMemory
 
 _SLICE = 256
 """Rows after which the next metric takes its turn: their pixels are in memory."""
+# Of 640 x 480 their pixels are 236 MB, and `SharedVisuals` keeps up to 256 MB.
 _Path = str | PathLike[str]
 
 
@@ -152,14 +153,14 @@ def score_by_metrics(
     """
     source_place = Place.of("source", source)
     column_of = check_columns(columns)
-    outputs = [
-        _Output(Place.of("target", target), scorer, features=features, duplicates=duplicates)
-        for target, scorer in targets
-    ]
-    for output in outputs:
-        if source_place.identity == output.place.identity:
-            raise wrong_option("target", output.place.address, "is the source", "name another file")
-    format_of(source_place)
+    outputs = []
+    for target, scorer in targets:
+        place = Place.of("target", target)
+        # By what links lead to: the source would be replaced by its scores.
+        if source_place.identity == place.identity:
+            raise wrong_option("target", place.address, "is the source", "name another file")
+        outputs.append(_Output(place, scorer, features=features, duplicates=duplicates))
+    format_of(source_place)  # which refuses what is not a shard by its name, before weights are opened
     version = source_place.version()
     folder = source_place.parent if images is None else images_folder(images)
     for output in outputs:
@@ -167,16 +168,20 @@ def score_by_metrics(
         output.skip_unchanged(source_place, version)
     unfinished = [output for output in outputs if not output.skipped]
     if unfinished:
+        # Read twice, for its checksum and for its rows: a copy of a store's shard is fetched once for both.
         with source_place.local_copy() as path:
             with path.open("rb") as file:
                 checksum = hashlib.file_digest(file, "sha256").hexdigest()
+            # A shard that was moved or touched has another version, and the same checksum.
             for output in unfinished:
                 output.compare(checksum)
             unfinished = [output for output in unfinished if not output.skipped]
             if unfinished:
-                roles = dict.fromkeys(role for output in unfinished for role in output.scorer.columns)
+                roles: dict[str, None] = {}  # of all metrics, each once
+                for output in unfinished:
+                    roles |= dict.fromkeys(output.scorer.columns)
                 shard = Shard(path, source_place, list(roles), column_of, folder)
-                windows = shard.windows(max(1, window))
+                windows = shard.windows(max(1, window))  # which refuses wrong columns before files are begun
                 _write(unfinished, shard, windows, version, progress, expected)
     if any(not output.note["rows"] for output in unfinished):
         warn(f"{source_place.address} has no rows: its output has none either")
@@ -203,8 +208,10 @@ def _write(
             output.begin(files, source, version, cache)
         for rows in windows:
             count = len(rows["uid"])
+            # At each window, since the estimate gets better. Reused rows are not to be scored.
             if expected is not None:
                 expected(shard.expected_rows - outputs[-1].reused)
+            # One metric takes the window whole: there is no other one for which pixels would have to wait.
             step = min(count, _SLICE) if several else count
             for start in range(0, count, step):
                 part = {name: values[start : start + step] for name, values in rows.items()}
@@ -216,6 +223,8 @@ def _write(
             for output in outputs:
                 output.write()
             memory.add(count)
+        # Raised within the block, so that no file appears: its rows would be of two states of the shard. A
+        # store's shard was copied before, and cannot change.
         if source.is_local and source.version() != version:
             raise file_error(source.address, "changed while it was read", "score it again", sentence=True)
         for output in outputs:
@@ -232,7 +241,7 @@ class _Output:
         self.place = place
         self.scorer = scorer
         self.features_place = place.parent.child(FEATURES).child(place.name) if features else None
-        self.has_keys = duplicates and "image" in scorer.columns
+        self.has_keys = duplicates and "image" in scorer.columns  # a metric on texts alone has no pictures
         if features and not scorer.has_features:
             name = scorer.metric_class.name
             fix = "leave it out, or score by pacs, clips or specs, with references or without"
@@ -240,12 +249,12 @@ class _Output:
             raise wrong_option("features", True, problem, fix, sentence=True)
         self.skipped = False
         self.scored = 0
-        self.reused = 0
-        self.note: dict[str, Any] = {}
+        self.reused = 0  # rows of an earlier output that stay
+        self.note: dict[str, Any] = {}  # filled while rows are written, and written last
         self._settings: dict[str, Any] = {}
-        self._stored: dict[str, Any] | None = None
+        self._stored: dict[str, Any] | None = None  # the note of an earlier output
         self._is_finished = False
-        self._earlier: pa.Table | None = None
+        self._earlier: pa.Table | None = None  # rows of an output some of which failed
         self._earlier_features: pa.Table | None = None
         self._failures = FailureCounts()
         self._tables: list[pa.Table] = []
@@ -272,6 +281,8 @@ class _Output:
         """Skip a finished output of a shard that has not changed by its version."""
         if self._stored is None or not self._is_finished:
             return
+        # Without the checksum, which would read the whole shard: a rerun over thousands takes seconds. A file
+        # system that tells no version gives '', which equals nothing that is noted.
         unchanged = (self._stored["source"], self._stored["version"]) == (source.address, version or None)
         if unchanged and is_same(self.place, self._stored, self._settings):
             self._skip(self._stored)
@@ -309,7 +320,7 @@ class _Output:
             self.note["image_keys"] = True
         if self.features_place is not None:
             self.note["features"] = True  # by which `check_shards` misses a table that is gone
-        self.scorer.traits.clear()
+        self.scorer.traits.clear()  # counted by shard, while a scorer lives for all of them
         self.scorer.forget(cache)
         fields = [pa.field("uid", pa.string(), nullable=False), *self.scorer.schema(), *FIELDS]
         if self.has_keys:
@@ -342,7 +353,7 @@ class _Output:
         output["uid"] = rows["uid"]
         output |= caption_columns(rows["caption"])
         missing = [position for position, score in enumerate(output["score"]) if score is None]
-        encoded = 0
+        encoded = 0  # of the missing rows
 
         def add_encoded(more: int) -> None:
             nonlocal encoded
@@ -351,10 +362,13 @@ class _Output:
                 progress(more)
 
         if missing:
-            batch: dict[str, list[Any]] = {}
-            for name in self.scorer.columns:
-                batch[name] = [rows[name][position] for position in missing]
-            batch["error"] = [rows["faults"][position].error(self.scorer.columns) for position in missing]
+            roles = self.scorer.columns
+            batch: dict[str, list[Any]] = {name: [] for name in (*roles, "error")}
+            for position in missing:
+                for name in roles:
+                    batch[name].append(rows[name][position])
+                # By the roles of this metric: a row without references still has a score by pacs.
+                batch["error"].append(rows["faults"][position].error(roles))
             scored = self.scorer.scored(batch, visuals=visuals, progress=add_encoded)
             columns = dict(scored.columns)
             if self.has_keys:
@@ -376,14 +390,17 @@ class _Output:
         self, first: int, uids: Sequence[str], missing: Sequence[int], scored: ScoredRows | None
     ) -> None:
         """Features of rows: those of an earlier output, and of rows that are scored now."""
-        shape = (len(uids), self.scorer.dimension)
+        shape = (len(uids), self.scorer.dimension)  # (rows, numbers of a feature)
+        # float16: of numbers up to 1 it is off by 2^-12 at most, and takes half the disk of float32.
         arrays = {name: np.full(shape, np.nan, np.float16) for name in ("image", "text")}
         keys: list[str | None] = [None] * len(uids)
         if self._earlier_features is not None:
             earlier = self._earlier_features.slice(first, len(uids))
             keys = earlier[IMAGE_KEY].to_pylist()
             for name, array in arrays.items():
-                array[:] = np.concatenate([chunk.flatten() for chunk in earlier[name].chunks]).reshape(shape)
+                # `flatten`, unlike `values`, heeds the slice.
+                numbers = [chunk.flatten() for chunk in earlier[name].chunks]
+                array[:] = np.concatenate(numbers).reshape(shape)
         if scored is not None:
             arrays["image"][missing], arrays["text"][missing] = self.scorer.features(scored)
             for position, key in zip(missing, scored.keys, strict=True):
@@ -395,6 +412,7 @@ class _Output:
         self._feature_tables.append(pa.table(columns, schema=self._features_schema))
 
     def _count(self, table: pa.Table, outside: Sequence[bool]) -> None:
+        # Of all rows, also those of an earlier run: the note is about the file and not about the run.
         visual = "video" if "video" in self.scorer.columns else "image"
         for error, is_outside in zip(table["error"].to_pylist(), outside, strict=True):
             if error is not None:
@@ -408,6 +426,7 @@ class _Output:
 
     def write(self) -> None:
         """Write the rows that were added, as one group of rows."""
+        # One group of rows for a window, whose slices alone would be too small to be read fast.
         self._parquet.write_table(pa.concat_tables(self._tables))
         self._tables.clear()
         if self._feature_tables:
@@ -420,6 +439,7 @@ class _Output:
         self.note["columns_read"] = shard.used_by(roles)
         self.note["unread"] = shard.unread_by(roles)
         self.note["failures"] = self._failures.rows
+        # By which a later run knows whether another folder of images would mean other scores.
         self.note["looked_up"] = shard.looked_up and bool({"image", "video"}.intersection(roles))
 
     def result(self, source: Place) -> ShardResult:
@@ -433,5 +453,5 @@ class _Output:
             columns=columns_read,
             skipped=self.skipped,
             scored=self.scored,
-            traits={} if self.skipped else dict(self.scorer.traits),
+            traits={} if self.skipped else dict(self.scorer.traits),  # a copy: the scorer goes on counting
         )

@@ -80,16 +80,21 @@ class BatchScorer:
         else:
             fix = 'expected a name ("pacs"), with options, or a metric of capeval_core.load(...), without'
             raise wrong_option("metric", metric, f"is {described(metric)}", fix, kind=TypeError)
+        # A store of rows is one folder for one set; shards have as many outputs, which resume by themselves.
         if metric_options.rows is not None:
             fix = "leave it out: a shard's own output keeps its scores"
             raise wrong_option("rows", metric_options.rows, "is not for rows that are scored one by one", fix)
         self.metric_class.check_separable(metric_options)
+        # A broken picture is expected among millions, and evidence of each would be larger than its row.
         self.options = replace(metric_options, on_error="nan", evidence=False)
-        self.metric_class.check_options(self.options)
+        self.metric_class.check_options(self.options)  # now, and not in the worker that opens it
         argument = argument_of(self.metric_class.media)
-        self._visual = argument and medium_of(argument)
-        references = "references" if self.metric_class.needs_references else None
-        self.columns = [name for name in ("caption", self._visual, references) if name]
+        self._visual = argument and medium_of(argument)  # "image" or "video"; None of a metric on texts
+        self.columns = ["caption"]
+        if self._visual:
+            self.columns.append(self._visual)
+        if self.metric_class.needs_references:
+            self.columns.append("references")
         self._shared = metric if isinstance(metric, CaptionMetric) else None  # keeps its models in memory
         self._metric: CaptionMetric | None = None
         self.traits: Counter[str] = Counter()  # of the images that have been scored, how many have each
@@ -97,6 +102,7 @@ class BatchScorer:
     @property
     def metric(self) -> CaptionMetric:
         """The open metric."""
+        # At its first use: a scorer is sent to workers, and its weights are opened where they are used.
         if self._metric is None:
             self._metric = self.metric_class(self.options)
             self.forget()
@@ -112,11 +118,14 @@ class BatchScorer:
 
         cache: a new one that several scorers share.
         """
+        # A cache that a user passes is his: what is in it stays.
         if self._metric is not None and self.options.cache is None:
             self._metric.run["cache"] = new_cache() if cache is None else cache
 
     def schema(self) -> pa.Schema:
         """The columns of the output; `parts` has a field per component of the metric, a number or a list."""
+        # By a table without rows: a metric of another package states its parts nowhere else, and a shard
+        # whose rows all fail has the columns of the others.
         empty = self.metric.ROW.empty_table()
         fields = []
         for name, part in parts_of(self.metric.aggregate(empty), empty).items():
@@ -159,13 +168,14 @@ class BatchScorer:
         """
         columns = {name: list(batch[name]) for name in self.columns}
         count = len(columns["caption"])
-        errors = [_error_text(error) for error in batch.get("error", [None] * count)]
+        errors = list(map(_error_text, batch.get("error", [None] * count)))
         scores: list[Any] = [None] * count
         parts: list[Any] = [None] * count
         truncated = [0] * count
         keys: list[str | None] = [None] * count
         samples, positions = self._checked(columns, errors)
         if samples is not None:
+            # By the values that rows were made of: what a metric makes of them is another object each time.
             if visuals is not None and self._visual is not None:
                 values = [columns[self._visual][position] for position in positions]
                 samples = replace(samples, images=visuals.of(values, samples.images, self.options))
@@ -175,9 +185,11 @@ class BatchScorer:
             result = self.metric.combine(table)
             token_ids = table["truncated"].to_pylist()
             groups = table["group"].to_pylist()
+            # `canonical` has brought rows into the order of `positions`.
             for i, position in enumerate(positions):
                 truncated[position] = token_ids[i]
                 errors[position] = result.errors.get(i)
+                # The score of a failed row is NaN, which in a column of numbers would count as one.
                 if errors[position] is None:
                     keys[position] = groups[i]
                     scores[position] = result.scores[i]
@@ -209,6 +221,7 @@ class BatchScorer:
             return images, texts
         texts[rows.positions] = unit(metric.text_features(rows.samples.captions).features)
         start = 0
+        # Part by part, as they are made: in float32 all of a window are twice as large as the output.
         for part in metric.image_features(rows.samples.images):
             positions = rows.positions[start : start + len(part.keys)]
             images[positions] = unit(part.features)
@@ -257,9 +270,10 @@ class BatchScorer:
         return replace(samples, images=[visual.at(self._visual) for visual in samples.images])
 
     def __getstate__(self) -> dict[str, Any]:
+        # Workers open their own: models would be sent with every task, and those on a GPU to another one.
         return {**vars(self), "_shared": None, "_metric": None}
 
 
-def _error_text(error: Any) -> str | None:
+def _error_text(error: object) -> str | None:
     """An error of a row; pandas writes NaN where there is none."""
     return str(error) if error and isinstance(error, str) else None

@@ -10,6 +10,7 @@ from typing import Any
 from PIL import Image
 
 from capeval_core.inputs.images import ImageError, Source, Wrapped
+from capeval_core.metric import CommonOptions
 
 _BYTES = 256 << 20  # of pixels that are kept for the next metric
 
@@ -24,11 +25,12 @@ class SharedVisuals:
         self._sources: dict[tuple[int, str | None], Source[Any]] = {}
         self._memory = _Memory()
 
-    def of(self, values: Sequence[Any], visuals: Sequence[Any], options: Any) -> list[Any]:
+    def of(self, values: Sequence[Any], visuals: Sequence[Any], options: CommonOptions) -> list[Any]:
         """The visuals of rows with these values, which live as long as this: with sources of all metrics."""
         shared = []
         for value, visual in zip(values, visuals, strict=True):
             # By identity: rows of one window hold each value once, and comparing bytes would take long.
+            # Turned by EXIF or not, the pixels differ.
             key = (id(value), options.exif)
             if key not in self._sources:
                 # Processes that decode take files alone, and give pixels that are resized already.
@@ -47,6 +49,7 @@ class _Memory:
 
     def take(self, count: int) -> bool:
         """Whether there was room for so many more bytes, which are taken."""
+        # Without the lock two threads could both take the last bytes.
         with self.lock:
             if count > self.free:
                 return False
@@ -72,10 +75,12 @@ class _Decoded(Wrapped):
             return self.picture
         try:
             picture = self.source.decode(reduced)
+        # Kept as well: the next metric would decode a broken picture up to its fault again.
         except ImageError as error:
             self.error = error
             raise
         self.traits = self.source.traits
+        # A reduced one may be smaller: it only shows whether the file decodes.
         if not reduced and isinstance(picture, Image.Image):
             count = picture.width * picture.height * len(picture.getbands()) * _WIDTHS.get(picture.mode, 1)
             if self.memory.take(count):
