@@ -333,48 +333,59 @@ class _EvaluationSet:
         self.cache = FeatureCache(math.inf)
         medium = visuals_argument and medium_of(visuals_argument)
         classes = choose_metrics(metrics, options, cache=self.cache, media=medium, has_references=True)
-        self._argument: str | None = None  # None: the metrics are about texts alone
-        problems = Problems()
-        for metric, _ in classes:
-            argument = argument_of(metric.media)
-            if argument is None:
-                continue
-            self._argument = self._argument or argument
-            if visuals_argument not in (None, argument):
-                problem = f"{metric.name} scores {argument}, but {visuals_argument} are passed"
-                problems.add(Problem("metrics", problem, f"pass {argument}=...", TypeError, sentence=True))
-        problems.raise_if_any()
+        self._classes = classes
+        self._argument = self._argument_for(visuals_argument)  # None: the metrics are about texts alone
         self._compares = any(metric.needs_references for metric, _ in classes)
         self._empty = "error" if any(of_metric.empty == "error" for _, of_metric in classes) else "score"
-        # References that no metric needs are warned of and not checked.
         self._has_references = references is not None and self._compares
+        # Said now and not at each evaluation.
         if visuals_argument is not None and self._argument is None:
             warn_ignored(classes[0][0], [visuals_argument])
         if references is not None and not self._compares:
             warn_ignored(classes[0][0], ["references"])
+        self.samples = self._checked(visuals, references)
+        self.metrics: list[CaptionMetric] = []
+        self._labels: list[str] | None = None  # of the first evaluation
+        self._groups: dict[str, list[str]] = {}  # of rows, by the metric's name
+
+    def _argument_for(self, visuals_argument: str | None) -> str | None:
+        """The argument for what the metrics look at; a TypeError if another one is passed."""
+        argument_of_first = None
+        problems = Problems()
+        for metric, _ in self._classes:
+            argument = argument_of(metric.media)
+            if argument is None:
+                continue
+            argument_of_first = argument_of_first or argument
+            if visuals_argument not in (None, argument):
+                problem = f"{metric.name} scores {argument}, but {visuals_argument} are passed"
+                problems.add(Problem("metrics", problem, f"pass {argument}=...", TypeError, sentence=True))
+        problems.raise_if_any()
+        return argument_of_first
+
+    def _checked(
+        self, visuals: Sequence[Any] | None, references: Sequence[Sequence[str] | str] | None
+    ) -> Samples:
+        """The set as samples, whose captions come with each evaluation."""
         about: object = references if self._argument is None else visuals
         count = len(about) if isinstance(about, Sized) else 1
-        # Captions come with each evaluation; images and references are checked now. What is wrong with the
-        # number of captions is said of the images, by which they are counted.
+        # There are as many captions as images: a problem of their number is one of the images.
         names = {"captions": self._argument or "references"}
-        if name:
+        if self.name:
             for argument in ("images", "videos", "references"):
-                names[argument] = f'{argument}["{name}"]'
+                names[argument] = f'{argument}["{self.name}"]'
             names["captions"] = names[self._argument or "references"]
+        raises = any(of_metric.on_error == "raise" for _, of_metric in self._classes)
         with naming(names):
-            self.samples = check_samples(
+            return check_samples(
                 ["to be written"] * count,
                 about,
                 references,
                 needs_references=self._has_references or self._argument is None,
-                on_error="raise" if any(of_metric.on_error == "raise" for _, of_metric in classes) else "nan",
+                on_error="raise" if raises else "nan",
                 empty=self._empty,
                 media=() if self._argument is None else (medium_of(self._argument),),
             )
-        self._classes = classes
-        self.metrics: list[CaptionMetric] = []
-        self._labels: list[str] | None = None  # of the first evaluation
-        self._groups: dict[str, list[str]] = {}  # of rows, by the metric's name
 
     def open(self) -> None:
         """Open the weights: after every set is checked."""

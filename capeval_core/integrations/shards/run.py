@@ -191,10 +191,10 @@ def write_manifest(output: str, results: Sequence[ShardResult], failures: dict[s
     # By target: workers finish in any order, on which the manifest must not depend.
     for result in sorted(results, key=lambda result: result.target):
         entry = asdict(result)
-        for name in totals:
-            totals[name] += entry[name]
-        for name in of_one_run:
-            del entry[name]
+        for count in totals:
+            totals[count] += entry[count]
+        for key in of_one_run:
+            del entry[key]
         entries.append(entry)
     failed = FailureCounts()
     for result in results:
