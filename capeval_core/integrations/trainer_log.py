@@ -39,7 +39,7 @@ class EvaluationLog(TrainerCallback):
                 self._prefix = metric_key_prefix
             return output
 
-        trainer.evaluation_loop = evaluation_loop
+        trainer.evaluation_loop = evaluation_loop  # type: ignore[method-assign]
         trainer.add_callback(self)
 
     def on_evaluate(

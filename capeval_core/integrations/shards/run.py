@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from capeval_core.errors import wrong_option
 from capeval_core.integrations.shards.failures import FailureCounts
@@ -22,6 +22,9 @@ from capeval_core.integrations.shards.scorer import BatchScorer
 from capeval_core.models.device import cuda_is_lost
 from capeval_core.project import __version__
 from capeval_core.weights.folder import WeightsError
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
 
 _MAX_CRASHES = 3
 """Crashes of workers after which the shard that they scored is given up."""
@@ -108,7 +111,7 @@ def score_shards(
                 yield outcome
 
 
-def _outcome_of(task: object, shard: PlannedShard | None) -> Outcome | None:
+def _outcome_of(task: ObjectRef[Any], shard: PlannedShard | None) -> Outcome | None:
     """The outcome of a task; None if it was the start of a worker, which has no shard yet."""
     import ray
 
