@@ -10,7 +10,7 @@ import tarfile
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
@@ -59,7 +59,9 @@ def columns_named(present: Iterable[str], role: str) -> list[str]:
     for level in NAMES[role]:
         ranked = []
         for name in level:
-            ranked += [column for column in columns if _plain(column) == _plain(name)]
+            for column in columns:
+                if _plain(column) == _plain(name):
+                    ranked.append(column)
         if ranked:
             return ranked
     return []
@@ -552,7 +554,7 @@ def _tar(shard: Shard) -> Iterator[Record]:
                 yield _with_fields(record)
                 record = {}
             record.setdefault(_KEY, key)
-            is_text = extension in texts or bool(columns_named([extension], "caption"))
+            is_text = extension in texts or _may_hold(extension, "caption")
             if not (is_text or extension in used or _is_needed(extension, shard.needed)):
                 record[extension] = None  # named where a column is missing, but not read
             elif member.size > LONGEST_FILE:  # by its header, before it is in memory
@@ -619,7 +621,12 @@ def _at_last_dot(name: str) -> tuple[str, str]:
 
 
 def _is_needed(extension: str, roles: Iterable[str]) -> bool:
-    return any(columns_named([extension], role) for role in roles)
+    return any(_may_hold(extension, role) for role in roles)
+
+
+@lru_cache(1024)  # asked of every member of a tar, which have a handful of extensions
+def _may_hold(extension: str, role: str) -> bool:
+    return bool(columns_named([extension], role))
 
 
 def _text(data: bytes) -> str | bytes:
