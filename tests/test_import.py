@@ -50,6 +50,15 @@ def test_lists_and_descriptions_need_no_model(use: str) -> None:
     assert not found & {"torch", "datasets", "transformers", "open_clip", "evaluate", "scipy"}
 
 
+def test_scores_of_texts_alone_need_no_pytorch(tmp_path: Path) -> None:
+    (tmp_path / "captions.json").write_text('{"a": "a dog runs", "b": "two cats"}')
+    (tmp_path / "references.json").write_text('{"a": ["a dog"], "b": ["two cats sit"]}')
+    files = ["--candidates", f"{tmp_path}/captions.json", "--references", f"{tmp_path}/references.json"]
+    line = ["score", "bleu,rougel,ciderd", *files, "--json", f"{tmp_path}/out"]
+    found = loaded(f"from capeval_core.cli import main; main({line!r})")
+    assert not found & {"torch", "transformers", "open_clip"}
+
+
 def test_the_public_face_is_what_it_says() -> None:
     assert set(capeval_core.__all__) <= set(dir(capeval_core))
     for name in capeval_core.__all__:

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from capeval_core.commands import common
-from capeval_core.publishing import HUB_NAME
 from capeval_core.reports.hub_results import Evaluation, eval_results, every_eval_ever
 from capeval_core.reports.tables import System, Systems
+from capeval_core.weights.hub import HUB_NAME
 
 
 def check(flags: Namespace, systems: Sequence[str]) -> Evaluation | None:

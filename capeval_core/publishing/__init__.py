@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Literal
 
 from jinja2 import Environment, PackageLoader
 
-from capeval_core.encoders.dual import DualEncoder
 from capeval_core.errors import did_you_mean, expanded_path
 from capeval_core.metric_text import MetricDescription
 from capeval_core.project import __version__
@@ -24,7 +23,7 @@ from capeval_core.registry import METRICS, metric_class, module_path, network_of
 from capeval_core.weights import catalogue
 from capeval_core.weights import folder as saved
 from capeval_core.weights.catalogue import WeightsEntry
-from capeval_core.weights.hub import failures, patiently, reason, status_of
+from capeval_core.weights.hub import HUB_NAME, failures, patiently, reason, status_of
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -47,7 +46,6 @@ _PUBLISHABLE = [
     saved.TOKENIZER,
 ]
 """Files of a weights folder that may be published with the card: those that encoders read."""
-HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _VERSION = re.compile(r"v?\d+\.\d+(\.\d+)?")
 
 
@@ -168,6 +166,9 @@ def weights(
 
 def _endpoint(network: object, entry: WeightsEntry | None, install_from: str) -> dict[str, bytes]:
     """What an Inference Endpoint needs beside the weights: its handler, and what it installs."""
+    # Here, since it imports PyTorch, which `capeval score` of texts alone does without.
+    from capeval_core.encoders.dual import DualEncoder
+
     if not isinstance(network, DualEncoder):
         raise PublishError(
             "install from: a handler scores captions of images, which no metric does with these weights "

@@ -20,6 +20,8 @@ from capeval_core.errors import warn
 from capeval_core.limits import LIMITS
 
 T = TypeVar("T")
+HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""A namespace or a name that the Hub can have."""
 _BUSY = (408, 429, 500, 502, 503, 504)
 
 
