@@ -236,10 +236,12 @@ def test_a_network_is_opened_once_and_let_go(tmp_path: Path) -> None:
     first = seams.network("uniter", place, dtype="bfloat16")
     assert seams.network("uniter", str(place), dtype="bfloat16") is first
     assert seams.network("uniter", place) is not first
-    model = weakref.ref(first.model)
-    del first
-    gc.collect()
-    assert model() is None
+    with seams.networks_let_go():
+        again = seams.network("uniter", place, dtype="bfloat16")
+        model = weakref.ref(again.model)
+        del again
+        gc.collect()
+        assert model() is None
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "open_clip"])

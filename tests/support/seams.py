@@ -6,6 +6,7 @@ Everything else in `tests/` uses the public modules and `tests.support`. At most
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -14,6 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pytest
@@ -41,6 +43,7 @@ from capeval_core.judgements.correlation import Resamples, WeightedRows
 from capeval_core.limits import LIMITS
 from capeval_core.matching.cosine import grouped_cosine, harmonic_mean, paired_cosine
 from capeval_core.matching.greedy import greedy_match
+from capeval_core.models import model as models
 from capeval_core.models.device import _stream as copy_stream
 from capeval_core.models.device import cuda_is_lost, triton_problem
 from capeval_core.models.rounding import OF_FORMULAS, rounding_of
@@ -104,6 +107,8 @@ __all__ = [
     "negative_caption",
     "negative_groups",
     "network",
+    "networks_let_go",
+    "networks_stay_open",
     "object_boxes",
     "open_phrases",
     "open_regions",
@@ -152,6 +157,32 @@ def network(
     if isinstance(weights, Mapping):
         return class_(weights, tensors, device=device, dtype=dtype)
     return class_.from_pretrained(weights, device=device, dtype=dtype)
+
+
+class _LastOpened(WeakValueDictionary[Any, Any]):
+    """Opened networks, of which the last ones are held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: deque[Any] = deque(maxlen=12)
+
+    def __setitem__(self, key: Any, network: Any) -> None:
+        super().__setitem__(key, network)
+        self._held.append(network)
+
+
+@contextmanager
+def networks_stay_open() -> Iterator[None]:
+    """Let a network that one test opened be there for the next: a third of many tests would open it again."""
+    with mock.patch.object(models, "_OPENED", _LastOpened()):
+        yield
+
+
+@contextmanager
+def networks_let_go() -> Iterator[None]:
+    """Let a network go with the last metric that holds it, as for users."""
+    with mock.patch.object(models, "_OPENED", WeakValueDictionary()):
+        yield
 
 
 def convert(kind: str, path: str | PathLike[str], **settings: Any) -> Any:
