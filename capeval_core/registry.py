@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from itertools import groupby
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from capeval_core.errors import ProblemsError, did_you_mean, warn, wrong_option
+from capeval_core.project import entry_points_of
 from capeval_core.weights.catalogue import listed
 from capeval_core.weights.folder import CONFIG, WeightsError, WeightsFolder
 from capeval_core.weights.networks import NETWORKS, kind_of
@@ -256,7 +257,7 @@ def network_of(folder: WeightsFolder) -> type[CheckedModel]:
 def _entry_points() -> dict[str, EntryPoint]:
     """Metrics of other packages by name; a name with two owners is left out with a warning."""
     try:
-        declared = sorted(entry_points(group=_GROUP), key=lambda entry: (entry.name, _package(entry)))
+        declared = sorted(entry_points_of(_GROUP), key=lambda entry: (entry.name, _package(entry)))
     except Exception as error:  # one damaged installation must not disable every metric
         warn(f"the entry points of installed packages could not be read: {error}")
         return {}

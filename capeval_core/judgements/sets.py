@@ -7,7 +7,6 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -31,6 +30,7 @@ from capeval_core.judgements.protocols import (
     SystemSet,
 )
 from capeval_core.judgements.ratings import RatingOptions, numbers, read_ratings, warn_of_other_images
+from capeval_core.project import entry_points_of
 from capeval_core.weights.hub import download
 
 
@@ -82,7 +82,7 @@ def judged_sets() -> dict[str, SetEntry]:
     the entry, the folder and the rows of the first file.
     """
     sets = dict(SETS)
-    for point in entry_points(group=_GROUP):
+    for point in entry_points_of(_GROUP):
         try:
             entry = point.load()
         except Exception as error:  # whatever another package raises as it is imported

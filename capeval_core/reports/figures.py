@@ -7,7 +7,6 @@ import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +58,12 @@ def _drawing(width: float, height: float, final: float | None = None) -> Iterato
         figure: Any = Figure((width / _DPI, height / _DPI))
         FigureCanvasAgg(figure)  # not by `pyplot`, which keeps figures and opens windows
         yield figure
-        figure.file = BytesIO()
-        figure.savefig(figure.file, format="png", dpi=_DPI * (final or width) / width)
+        figure.set_dpi(_DPI * (final or width) / width)
+        figure.canvas.draw()  # `savefig` would lay it out and draw it twice
 
 
 def _image(figure: Any) -> Image.Image:
-    return Image.open(figure.canvas.figure.file).convert("RGB")
+    return Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB")
 
 
 def _note(figure: Any, text: str) -> None:
