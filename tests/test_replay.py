@@ -86,7 +86,6 @@ def jpeg(image: Image.Image) -> Image.Image:
 
 
 PIPELINES: dict[str, Any] = {
-    "bilinear": lambda image, size: square(image, size, Image.Resampling.BILINEAR),
     "upright + bilinear": lambda image, size: square(
         ImageOps.exif_transpose(image), size, Image.Resampling.BILINEAR
     ),

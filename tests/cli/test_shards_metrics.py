@@ -295,6 +295,7 @@ def test_rows_of_a_picture_that_an_earlier_row_has_are_marked(capeval: Capeval, 
     assert ran.status == 0 and "51 rows" in ran.out
 
 
+@pytest.mark.system
 def test_marks_are_those_of_one_worker_with_two(capeval: Capeval, folder: Path) -> None:
     pytest.importorskip("ray", reason="needs Ray: pip install capeval[ray]")
     for name, workers in (("one", "1"), ("two", "2")):
