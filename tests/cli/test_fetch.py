@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import multiprocessing
 import os
 import pickle
@@ -12,6 +13,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +32,13 @@ from tests.weights.conftest import manifest, umic_checkpoint
 PACS = "pacs-clip-vit-b-32"
 
 
+@cache
 def checkpoint(version: int = 0) -> bytes:
     """A seeded checkpoint in the naming of its authors, or another version of it."""
-    path = Path(os.environ["CAPEVAL_CACHE"]).with_name(f"version{version}.pth")
     tensors = manifest("pacs-vit-tiny")
-    torch.save({"state_dict": {**tensors, "ln_final.bias": tensors["ln_final.bias"] + version}}, path)
-    return path.read_bytes()
+    file = io.BytesIO()
+    torch.save({"state_dict": {**tensors, "ln_final.bias": tensors["ln_final.bias"] + version}}, file)
+    return file.getvalue()
 
 
 @dataclass

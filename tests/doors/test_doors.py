@@ -15,6 +15,8 @@ from tests.doors.given import METRICS, ODD, OF_A_RUN, OPTIONS, Given, every, exp
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 MATRIX = [f"{name}-{metric}" for name, door in DOORS.items() for metric in door.takes]
+SLOW = [f"page-{metric}" for metric in ("refpacs", "hices", "umic")]
+"""Pages take seconds to build: in the first lane one of each kind, of images, of boxes and of pools."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,9 @@ def check(found: Answer, asked: Given, *, alone: bool = False) -> None:
         assert len(set(signatures)) == 1
 
 
-@pytest.mark.parametrize("case", MATRIX)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.system] * (case in SLOW)) for case in MATRIX]
+)
 def test_the_number_is_that_of_score(case: str, base: Path, tmp_path: Path) -> None:
     name, metric = case.split("-")
     door = DOORS[name]
