@@ -248,7 +248,8 @@ def test_check_says_which_features_are_missing_or_damaged(fault: str, capeval: C
     assert capeval("shards", "check", "out").status == 0
 
 
-def test_features_of_rows_that_are_scored_again(capeval: Capeval, folder: Path) -> None:
+@pytest.mark.parametrize("first_without", [False, True])
+def test_features_of_rows_that_are_scored_again(first_without: bool, capeval: Capeval, folder: Path) -> None:
     images = folder / "images"
     images.mkdir()
     lines = []
@@ -262,7 +263,13 @@ def test_features_of_rows_that_are_scored_again(capeval: Capeval, folder: Path) 
     (images / "2.png").unlink()
     assert capeval(*line, "--output", "out").status == 0
     (images / "2.png").write_bytes(content)
+    if first_without:  # rows have scores now, but no features
+        plain = [argument for argument in line if argument != "--features"]
+        assert capeval(*plain, "--output", "out", "--retry-failed").status == 0
+        ran = capeval("shards", "check", "out")
+        assert ran.status == 1 and "features/a.parquet" in ran.err
     assert capeval(*line, "--output", "out", "--retry-failed").status == 0
+    assert capeval("shards", "check", "out").status == 0
     tables = [pq.read_table(f"{name}/features/a.parquet") for name in ("whole", "out")]
     for name in ("image", "text"):
         arrays = [table[name].combine_chunks().flatten().to_numpy() for table in tables]

@@ -29,7 +29,7 @@ FEATURES = "features"
 """The folder, in that of the scores, of tables of features."""
 IMAGE_KEY = "image_key"
 """The column with the content keys of images."""
-_OF_FEATURES = ("signature", "checksum", "rows", "images")
+_OF_FEATURES = ("signature", "checksum", "rows", "failed", "images")
 """What the note of features has as that of their scores has it, unless these were made again since."""
 BATCH_ROWS = 65_536
 """Rows of an output, or numbers of a temporary file, that are in memory together."""
