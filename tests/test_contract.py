@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 import capeval_core
+from capeval_core.authoring import TokenIdf
 from capeval_core.cache import FeatureCache
 from capeval_core.integrations import reward
 from capeval_core.metric import CaptionMetric, Reranker
@@ -351,6 +352,31 @@ def test_the_signature_differs_where_scores_may(
             assert close(changed, usual), option
 
 
+FURTHER: dict[str, tuple[Any, ...]] = {
+    "mask_transform": ("released", "released_no_antialias"),
+    "layer": (0, -2),
+    "max_regions": (1, 2),
+    "max_frames": (1, 2),
+}
+"""Several values of an option that decides what is encoded: two that are not the default may share a key."""
+
+
+@EVERY
+def test_no_setting_meets_the_features_of_another(name: str, weights: str, images: list[Path]) -> None:
+    """A cache that all settings share gives each the scores of a cache of its own."""
+    shared = FeatureCache()
+    described = class_of(name).Options.describe().values()
+    decides = [o.name for o in described if o.encodes or o.name in ("regions", "phrases")]
+    settings: list[dict[str, Any]] = [{}]
+    for option in decides:
+        if option in alternatives(name):  # the other variant of CHAIR needs data of NLTK
+            values = FURTHER.get(option, (alternatives(name)[option],))
+            settings += [{**WITH.get(option, {}), option: value} for value in values]
+    for setting in [*settings, {}]:
+        found = score(opened(name, weights, **{**setting, "cache": shared}), images, [0, 1])
+        assert close(found, score(opened(name, weights, **setting), images, [0, 1])), setting
+
+
 @EACH
 def test_other_weights_of_the_same_name_have_another_signature(
     name: str, weights: str, tmp_path: Path
@@ -516,6 +542,22 @@ def test_the_settings_of_the_program_do_not_move_scores(name: str, weights: str,
             torch.set_default_dtype(before)
     with torch.device("meta"):  # as while a large model is built
         assert close(score(opened(name, weights), images, few), expected)
+
+
+@pytest.mark.parametrize("name", ["ciderd", "pacs:video"])
+def test_every_number_of_statistics_is_in_the_signature(name: str) -> None:
+    made = [
+        TokenIdf({7: 0.5, 8: 2.0}, unseen=3.0),
+        TokenIdf({7: 0.5, 8: 2.0}, unseen=2.5),
+        TokenIdf({7: 0.5, 8: 1.5}, unseen=3.0),
+        TokenIdf({7: 0.5, 9: 2.0}, unseen=3.0),
+    ]
+    counts: list[tuple[dict[Any, float], int]] = [
+        ({"a": 2, "a dog": 1}, 3), ({"a": 2, "a dog": 1}, 4), ({"a": 2, "a dog": 2}, 3), ({"a": 2, "a cat": 1}, 3)
+    ]  # fmt: skip
+    if name == "ciderd":
+        made = [metric_class(name).statistics.of_counts(*each) for each in counts]
+    assert len({opened(name, "tiny", statistics=each).signature() for each in made}) == 4
 
 
 @pytest.mark.parametrize("name", [*CORPUS, "vilbertscore"])

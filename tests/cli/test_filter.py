@@ -175,8 +175,12 @@ def test_what_goes_is_counted_by_its_reason(scored: Any, capeval: Capeval, tmp_p
 def test_another_shard_or_rule_than_before_is_refused(scored: Any, capeval: Capeval, tmp_path: Path) -> None:
     path, _ = scored("0.parquet")
     assert capeval("shards", "filter", "scores", "--min", "0.5", "--output", "kept").status == 0
-    other = capeval("shards", "filter", "scores", "--min", "0.6", "--output", "kept")
-    assert other.status == 2 and "0.parquet" in other.err and "0.6" in other.err
+    for rule, said in (
+        (["--min", "0.6"], "least: 0.5 there, 0.6 now"),
+        (["--min", "0.5", "--part", "cosine"], "part: None there, 'cosine' now"),
+    ):
+        other = capeval("shards", "filter", "scores", *rule, "--output", "kept")
+        assert other.status == 2 and "0.parquet" in other.err and said in other.err, other.err
     write_parquet(path, {**ROWS, "caption": ROWS["caption"][::-1]})
     changed = capeval("shards", "filter", "scores", "--min", "0.5", "--output", "elsewhere")
     assert (

@@ -23,7 +23,7 @@ from capeval_core.cache import FeatureCache
 from capeval_core.result import Result
 from capeval_core.rows import COMMON, canonical, row_schema
 from capeval_core.testing import count_forwards
-from tests.support.seams import LIMITS
+from tests.support.seams import LIMITS, open_regions
 
 SCHEMA = row_schema(pa.field("cosine", pa.float32()))
 CAPTIONS = [f"a circle number {i}" for i in range(6)]
@@ -95,6 +95,26 @@ def test_a_failed_row_hides_the_one_before_and_is_tried_again(tmp_path: Path) ->
     assert expected.errors == {} and metric.score(["a dog"], [path]) == expected
 
 
+def test_a_row_is_tried_again_where_its_image_was_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The content is the one that failed: what was wrong is a source of regions, or the machine."""
+    source = open_regions("colours")
+    options: dict[str, Any] = {"weights": "tiny", "regions": source, "on_error": "nan"}
+
+    def score() -> Result:
+        metric = capeval_core.load("hices", **options, cache=FeatureCache())
+        return metric.score(CAPTIONS[:2], images()[:2], rows=tmp_path)
+
+    def fails(_: object) -> None:
+        raise OSError("out of file handles")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(source, "find", fails)
+        assert sorted(score().errors) == [0, 1]
+    assert score().errors == {}
+
+
 @pytest.mark.parametrize("lost", ["note", "nothing"])
 def test_settings_are_known_by_every_file(lost: str, seeded_weights: Path, tmp_path: Path) -> None:
     """Also without what lies beside them; a file of another folder is refused by its name."""
@@ -108,6 +128,8 @@ def test_settings_are_known_by_every_file(lost: str, seeded_weights: Path, tmp_p
         warnings.simplefilter("ignore")
         with pytest.raises(ValueError, match=r"other settings \(weights: '\w+' there, '\w+' now\)"):
             score(tmp_path / "rows", weights=str(seeded_weights))
+        with pytest.raises(ValueError, match=r"dtype: 'float32' there, 'bfloat16' now"):
+            score(tmp_path / "rows", dtype="bfloat16")
         with count_forwards() as forwards:
             assert score(tmp_path / "rows") == expected
         assert forwards.items == 0

@@ -77,6 +77,14 @@ def test_a_sentence_is_parsed_once_by_all_parsers_of_a_model(
     assert opened(copy).fingerprint != opened(parser_folder).fingerprint  # which reads other tokens
 
 
+@pytest.mark.parametrize("setting", [{"beams": 2}, {"style": "soft-spice"}, {"dtype": "bfloat16"}])
+def test_each_setting_is_in_the_fingerprint(setting: dict[str, Any], parser_folder: Path) -> None:
+    """By it kept rows of other phrases are refused."""
+    usual = opened(parser_folder, later=True)
+    assert opened(parser_folder, later=True, batch_size=1).fingerprint == usual.fingerprint
+    assert opened(parser_folder, later=True, **setting).fingerprint != usual.fingerprint
+
+
 # ---- sentences end where a reader would say so, and no word is lost
 
 
