@@ -211,6 +211,14 @@ def test_a_failed_caption_has_its_reason(capeval: Capeval, files: Path, grey_pic
     first, second = csv.DictReader((files / "rows.csv").open())
     assert float(first["pac_s"]) >= 0 and not first["error"]
     assert second["pac_s"] == second["pacs.cosine"] == "" and "b.png" in second["error"]
+    # Of another system the captions of those numbers are whole.
+    write_json(files / "other.json", [{"image": "a", "caption": text} for text in ("a dog", "a cat")])
+    given[1:2] = [files / "few.json", files / "other.json"]
+    assert capeval("score", "pacs", *given, "--per-caption", files / "rows.csv").status == 0
+    rows = [*csv.DictReader((files / "rows.csv").open())]
+    assert [(row["system"], bool(row["error"])) for row in rows] == [
+        ("few", False), ("few", True), ("other", False), ("other", False)
+    ]  # fmt: skip
 
 
 def test_a_file_of_another_form_is_refused_at_once(capeval: Capeval, files: Path) -> None:

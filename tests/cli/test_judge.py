@@ -89,6 +89,22 @@ def test_empty_texts_are_refused_before_any_metric_is_opened(capeval: Capeval, o
     assert ran.status == 0 and _besides_notes(ran.err) == ""
 
 
+def test_scores_of_several_files_are_rows_of_their_own(capeval: Capeval, own: Path, tmp_path: Path) -> None:
+    names = ("one.json", "two.json", "three.json")
+    for place, name in enumerate(names):
+        write_json(tmp_path / name, [float(place == 1) - row * (place - 1) for row in range(12)])
+    scores = [f"Mine={tmp_path / name}" for name in names[:2]] + [f"ROUGE-L={tmp_path / names[2]}"]
+    line: list[object] = ["judge", "own", "--data", own, "--resamples", 0, "--metrics", "rougel"]
+    for one in scores:
+        line += ["--scores", one]
+    ran = capeval(*line, "--out", tmp_path / "out")
+    assert ran.status == 0, ran.err
+    cells = [cell for cell in cells_of(tmp_path / "out" / "own.csv") if cell["column"] == "tau_b"]
+    labels = ["Mine", "Mine (two.json)", "ROUGE-L (three.json)", "ROUGE-L"]
+    assert [cell["metric"] for cell in cells] == labels
+    assert len({cell["value"] for cell in cells}) > 2
+
+
 def test_what_cannot_be_written_is_refused_before_anything_is_scored(capeval: Capeval, own: Path) -> None:
     (own / "out" / "own.tex").mkdir(parents=True)
     ran = capeval("judge", "own", "--data", own, "--metrics", "rougel", "--out", own / "out")

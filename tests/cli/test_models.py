@@ -37,6 +37,10 @@ def test_what_tensors_do_not_show_is_recorded(capeval: Capeval, checkpoint: Path
     assert config["activation"] == "gelu"
     assert [config["source"][key] for key in ("name", "licence", "url")] == ["Tiny", "CC0", given[-1]]
     assert (out / "model.safetensors").stat().st_mode == (out / "config.json").stat().st_mode
+    listed = Path(shutil.copy(checkpoint, tmp_path / "clip_ViT-B-32.pth"))  # as a release is called
+    assert capeval("convert", "pacs", listed, "--out", tmp_path / "v", *given).status == 0
+    source = json.loads((tmp_path / "v" / "config.json").read_text())["source"]
+    assert [source[key] for key in ("name", "licence", "url")] == ["Tiny", "CC0", given[-1]]
 
 
 def test_notes_advise_flags(capeval: Capeval, checkpoint: Path, tmp_path: Path) -> None:

@@ -184,6 +184,18 @@ def test_only_what_encoders_read_leaves_a_folder_of_weights(capeval: Capeval, hu
     )
 
 
+def test_a_card_of_the_folder_that_another_one_takes_the_place_of_is_listed(
+    capeval: Capeval, folder: Path
+) -> None:
+    """Listed weights have one card."""
+    own = capeval("publish", "weights", folder, "--dry-run")
+    listed = capeval("publish", "weights", folder, "--name", "pacs-tiny", "--dry-run")
+    for ran, is_left in ((own, False), (listed, True)):
+        assert ran.status == 0, ran.err
+        _, said, left = ran.out.partition("not sent")
+        assert ("README.md" in left) is is_left and bool(said) is is_left, ran.out
+
+
 def test_weights_have_the_handler_of_an_inference_endpoint(
     capeval: Capeval, hub: Hub, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

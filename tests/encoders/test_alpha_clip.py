@@ -128,6 +128,7 @@ def test_five_hundred_regions_are_unpacked_and_encoded_a_few_at_a_time() -> None
         patch.setattr(type(packed), "masks", noted)
         (found,) = regions(alpha_encoder(), [image(13, 64, 64)], [packed], batch_size=16)
     assert found["regions"].shape == (500, 32) and found["dropped"] == 0
+    assert found["region_indices"].tolist() == list(range(500))
     assert sum(sizes) == 501 and max(sizes) == 16
     gc.collect()
     assert counts["alive"] == 0 and counts["most"] <= 32

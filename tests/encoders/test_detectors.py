@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.contracts.test_suppression import survivors
 from tests.support import seams
-from tests.support.seeded import faster_rcnn_release
+from tests.support.seeded import X152_CONFIG, faster_rcnn_release, x152_tensors
 
 
 def image(seed: int, width: int = 96, height: int = 64) -> Image.Image:
@@ -63,3 +63,15 @@ def test_bua10_100_is_what_plain_loops_keep(proposals: int, sharp: float) -> Non
         assert boxes.scores.tolist() == pytest.approx([best[i] for i in order[:count]], abs=1e-6)
         assert kept.tolist() == order[:count]
         assert np.array_equal(boxes.features, found.features.numpy()[order[:count]])
+
+
+def test_of_equal_confidences_the_first_proposals_are_kept_in_their_order() -> None:
+    """As where no class of hundreds of proposals is above the threshold."""
+    config = json.loads(json.dumps(X152_CONFIG))
+    config["detections"] |= {"threshold": 0.999, "most": 30}
+    network = seams.network("x152", config, x152_tensors())
+    pixels, scale = network.preprocess(image(1))
+    found = network.propose(pixels)
+    assert len(found.boxes) > 30
+    boxes, kept = network.select(found, scale, (96, 64))
+    assert set(boxes.scores.tolist()) == {0.0} and kept.tolist() == list(range(30))

@@ -122,6 +122,11 @@ CANDIDATES: dict[str, tuple[str, Any]] = {
     "pairs": ("c.json", [[f"{name}.png", text] for name, text in CAPTIONS.items()]),
     "one key a line": ("c.jsonl", lines({name: text} for name, text in CAPTIONS.items())),
     "chat": ("c.jsonl", lines({"id": name, "messages": chat(text)} for name, text in CAPTIONS.items())),
+    "chat of cut parts": ("c.jsonl", lines(
+        {"id": name, "messages": [{"role": "assistant", "content": [
+            {"type": "text", "text": text[:9]}, {"type": "text", "text": text[9:]}
+        ]}]} for name, text in CAPTIONS.items()
+    )),
     "ShareGPT": ("c.json", [
         {"id": name, "conversations": [{"from": "human", "value": "?"}, {"from": "gpt", "value": text}]}
         for name, text in CAPTIONS.items()

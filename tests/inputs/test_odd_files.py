@@ -14,7 +14,7 @@ from datasets import Dataset, DatasetDict
 
 from capeval_core.cli import main
 from capeval_core.errors import FileError
-from tests.inputs.test_forms import CAPTIONS, NAMES, REFERENCES, TEXTS, lines, number, put, table
+from tests.inputs.test_forms import CAPTIONS, NAMES, REFERENCES, TEXTS, arrow, lines, number, put, table
 from tests.support.seams import read_collection
 
 FIRST = {name: texts[0] for name, texts in REFERENCES.items()}
@@ -72,12 +72,88 @@ def test_an_id_in_two_splits_needs_a_choice(
     assert chosen == pytest.approx(right, abs=1e-9)
 
 
+def test_a_split_that_is_stated_around_the_records_can_be_chosen(tmp_path: Path) -> None:
+    rows = [{"image_id": name, "caption": text} for name, text in CAPTIONS.items()]
+    candidates = put(tmp_path, "c.json", {"split": "val", "predictions": rows})
+    assert read_collection(candidates, None, split="val").captions == TEXTS
+    with pytest.raises(ValueError, match="no captions of split 'test'"):
+        read_collection(candidates, None, split="test")
+
+
 def test_segments_of_several_videos_have_ids_of_their_own(tmp_path: Path) -> None:
     rows = [{"video_id": name, "timestamp": [0.0, 3.5], "sentence": text} for name, text in CAPTIONS.items()]
     references = [{**row, "sentence": f"{row['video_id']} is here"} for row in rows]
     joined = read_collection(put(tmp_path, "c.json", rows), None, put(tmp_path, "r.json", references))
     assert joined.captions == TEXTS
     assert joined.references == [[f"{name} is here"] for name in NAMES]
+
+
+def test_segments_of_one_video_that_begin_within_a_second_are_apart(tmp_path: Path) -> None:
+    times = [[1000 + 0.2 * number, 2000.5] for number in range(len(TEXTS))]
+    texts = [f"{name} is here" for name in NAMES]
+    candidates = put(tmp_path, "c.json", {"film": {"timestamps": times, "sentences": TEXTS}})
+    references = put(tmp_path, "r.json", {"film": {"timestamps": times, "sentences": texts}})
+    joined = read_collection(candidates, None, references)
+    assert len(set(joined.ids)) == len(TEXTS) and joined.captions == TEXTS
+    assert joined.references == [[text] for text in texts]
+
+
+def test_two_columns_that_contradict_each_other_are_those_of_the_file_that_is_named(tmp_path: Path) -> None:
+    names = {"image_id": ["1", "2", "3"], "cocoid": ["2", "3", "1"]}
+    rows = [dict(zip(names, pair, strict=True), caption="a cat") for pair in zip(*names.values(), strict=True)]
+    single = dict.fromkeys(names["image_id"], "a dog")
+    for candidates, references, named in ((single, rows, "r.json"), (rows, single, "c.json")):
+        files = put(tmp_path, "c.json", candidates), None, put(tmp_path, "r.json", references)
+        with pytest.raises(FileError, match="'image_id' and 'cocoid' name different") as caught:
+            read_collection(*files)
+        assert [Path(problem.where).name for problem in caught.value.problems] == [named]
+
+
+def test_rows_have_the_ids_that_join_references_where_files_have_other_names(tmp_path: Path) -> None:
+    """Of three columns of names: one finds the references, another one the files."""
+    rows = []
+    for number, (name, text) in enumerate(CAPTIONS.items()):
+        put(tmp_path, f"images/{name}.png", b"x")
+        rows.append({"image_id": f"k{number}", "file_name": f"{name}.png", "cocoid": number + 50, "caption": text})
+    references = {str(number + 50): text for number, text in enumerate(TEXTS)}
+    files = put(tmp_path, "c.json", rows), tmp_path / "images", put(tmp_path, "r.json", references)
+    joined = read_collection(*files)
+    assert joined.ids == [str(number + 50) for number in range(5)]
+    assert [image.stem for image in joined.images] == NAMES
+
+
+# ---- messages about one record
+
+
+PLACES: dict[str, tuple[str, Any, str]] = {
+    "a line break in a cell": ("c.csv", 'image,caption\na,"x\ny"\n\nb,x y\n,x y\n', "line 6"),
+    "too many cells": ("c.csv", 'image,caption\na,"x\n\ny"\nb,x y\nc,"x",y\n', "line 6"),
+    "too few cells": ("c.csv", 'image,caption\na,"x\ny"\n\nb,x y\nc\n', "line 6"),
+    "two line breaks": ("c.csv", 'image,caption\n"a","x\ny"\nb,"x\ny"\n"","x y"\n', "line 6"),
+    "Excel's mark": ("c.csv", 'sep=;\nimage;caption\na;"x\ny"\n;x y\n', "line 5"),
+    "old ends of lines": ("c.csv", "image,caption\ra,x y\r\r,x y\r", "line 4"),
+    "tabs": ("c.tsv", "image\tcaption\n\na\tx y\n\tx y\n", "line 4"),
+    "bars": ("c.csv", "image_name| comment_number| comment\na.jpg| 0| x y\n\n| 0| x y\n", "line 4"),
+    "tokens": ("c.token", "a.jpg#0\tx y\n\nb.jpg#0\tx y\nc.jpg x y\n", "line 4"),
+    "lines of objects": ("c.jsonl", '{"image": "a", "caption": "x y"}\n\n{"caption": "x y"}\n', "line 3"),
+    "objects": ("c.json", [{"image": "a", "caption": "x y"}, {"caption": "x y"}], "entry 1"),
+    "columns": ("c.json", {"image_id": ["a", None], "caption": ["x y", "x y"]}, "row 1"),
+    "orient=split": (
+        "c.json", {"columns": ["image", "caption"], "data": [["a", "x y"], [None, "x y"]]}, "row 1"
+    ),
+    "Arrow": ("c.arrow", arrow({"image": ["a", None], "caption": ["x y", "x y"]}), "row 1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", PLACES)
+def test_a_message_names_the_record_as_the_file_has_it(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Behind records of several lines, and blank ones."""
+    name, content, place = PLACES[form]
+    references = put(tmp_path, "r.json", {"a": "x y", "b": "x y", "c": "x y"})
+    message = refused(capsys, "--candidates", put(tmp_path, name, content), "--references", references)
+    assert f"{place}:" in message or f"{place} " in message, message
 
 
 # ---- several references

@@ -12,7 +12,9 @@ import pytest
 import torch
 from PIL import Image, features
 
+import capeval_core
 from capeval_core.errors import InputError
+from capeval_core.testing import count_forwards
 from tests.inputs.photographs import encoded, photograph
 from tests.inputs.video_writing import FORMS, LOSSLESS, damaged_frame, drawn, numbers, turned, video, written
 from tests.support.seams import LIMITS, read_video, visual
@@ -48,6 +50,18 @@ def test_a_video_has_one_key_however_it_is_handed_in() -> None:
         assert [np.asarray(frame).tobytes() for frame in one.load()] == [image.tobytes() for image in CLIP]
     assert len({visual("video", own).key for own in (CLIP, CLIP[::-1], CLIP[:2], CLIP[:1])}) == 4
     assert visual("video", CLIP[:1]).key != visual("image", CLIP[0]).key
+
+
+@pytest.mark.parametrize("form", ["list", "folder"])
+def test_every_frame_is_checked_before_a_network_runs(form: str, tmp_path: Path) -> None:
+    broken: Any = folder_of(tmp_path / "clip", "0.png", "1.png", "2.png")
+    (broken / "2.png").write_bytes((broken / "1.png").read_bytes()[:60])
+    if form == "list":
+        broken = sorted(broken.iterdir())
+    metric = capeval_core.load("pacs", media="video", weights="tiny", device="cpu", idf=False)
+    with count_forwards() as forwards, pytest.raises(ValueError, match=r"videos\[1\]\[2\]"):
+        metric.score(["a dog", "a cat"], videos=[CLIP, broken])
+    assert forwards.items == 0
 
 
 def test_a_folder_of_frames_is_read_in_the_order_of_its_numbers(tmp_path: Path) -> None:

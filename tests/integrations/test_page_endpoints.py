@@ -18,6 +18,7 @@ from PIL import Image
 
 from capeval_core.demo import demo_set
 from capeval_core.registry import metric_class
+from tests.inputs.photographs import encoded, photograph
 from tests.inputs.video_writing import video
 from tests.support.seams import LIMITS
 from tests.support.seeded import siglip_repository
@@ -314,6 +315,19 @@ def test_regions_that_no_phrase_mentions_are_folded_and_a_photograph_meets_no_dr
         assert "drawn examples" in answers["drawn"]
         folded = answers["drawn"].partition("<details><summary>")[2].partition("</details>")[0]
         assert "that no phrase mentions" in folded and 'aria-label=\\"region' in folded
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_photograph_that_is_to_be_turned_has_a_note(served: Served, orientation: int) -> None:
+    score, *_ = (event for event in served.endpoints() if "caption" in served.names(event)[:2])
+    if "image" not in served.visuals(score):
+        return
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = served.values(score)
+    path = served.upload("a.jpg", encoded(photograph(seed=orientation), exif=exif))
+    data[served.visuals(score)["image"]] = {"path": path, "meta": META}
+    assert ("to be turned (EXIF)" in served.ask_queue(score, data)) is (orientation > 1)
 
 
 def test_no_function_of_a_component_answers_and_the_log_stays_short(

@@ -195,6 +195,26 @@ def test_tensorboard_gets_numbers_tables_and_pictures(
     assert scenes.references[worst["index"]][0] in row
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_where_lower_is_better_the_worst_example_has_the_highest_score(
+    scenes: Scenes, tmp_path: Path
+) -> None:
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    objects = [["circle"], ["star"], ["heart", "square"]] * (COUNT // 3)
+    metrics = CaptionMetrics(scenes.tokenizer, references=objects, metrics="chair", synonyms="tiny")
+    trainer = make_trainer(scenes, tmp_path, metrics, report_to=["tensorboard"], **SHORT)
+    metrics.watch(trainer)
+    trainer.train()
+    event = tensorboard_of(tmp_path).Tensors("eval/chair_i_examples/text_summary")[-1]
+    rows: dict[str, list[float]] = {"worst": [], "best": []}
+    for line in event.tensor_proto.string_val[0].decode().splitlines():
+        kind, *cells = [cell.strip() for cell in line.strip("| ").split("|")]
+        if kind in rows:
+            rows[kind].append(float(cells[1]))
+    assert rows["worst"] == sorted(rows["worst"], reverse=True) and rows["best"] == sorted(rows["best"])
+    assert rows["worst"][0] > rows["best"][0]
+
+
 def test_a_broken_tracker_costs_a_warning_and_not_the_training(
     scenes: Scenes, make: Callable[..., CaptionMetrics], tmp_path: Path
 ) -> None:

@@ -278,6 +278,18 @@ def test_a_pair_of_a_set_that_is_not_there_is_named() -> None:
         greedy_match(rows, rows, [2, 2], [2, 2], x_of_pair=[0, 1], y_of_pair=[0, 2])
 
 
+def test_sides_that_differ_are_named_with_what_each_has() -> None:
+    rows = torch.ones(4, 3)
+    with pytest.raises(ValueError, match=r"x has rows of 3 numbers, y of 5"):
+        greedy_match(rows, torch.ones(4, 5), [4], [4])
+    with pytest.raises(TypeError, match=r"x is torch\.float32, y is torch\.float64"):
+        greedy_match(rows, rows.double(), [4], [4])
+    with pytest.raises(ValueError, match=r"y_lengths add up to 5, but y has 4 rows"):
+        greedy_match(rows, rows, [4], [2, 3])
+    with pytest.raises(ValueError, match=r"2 x sets but 1 in y_of_pair"):
+        greedy_match(rows, rows, [2, 2], [2, 2], y_of_pair=[1])
+
+
 def test_a_fork_does_not_wait_for_its_parent() -> None:
     """A child matches, though a thread of its parent was inside a match when it was forked."""
     many, few_rows = torch.ones(4000, 64), torch.eye(4)
