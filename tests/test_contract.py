@@ -553,8 +553,11 @@ def test_every_number_of_statistics_is_in_the_signature(name: str) -> None:
         TokenIdf({7: 0.5, 9: 2.0}, unseen=3.0),
     ]
     counts: list[tuple[dict[Any, float], int]] = [
-        ({"a": 2, "a dog": 1}, 3), ({"a": 2, "a dog": 1}, 4), ({"a": 2, "a dog": 2}, 3), ({"a": 2, "a cat": 1}, 3)
-    ]  # fmt: skip
+        ({"a": 2, "a dog": 1}, 3),
+        ({"a": 2, "a dog": 1}, 4),
+        ({"a": 2, "a dog": 2}, 3),
+        ({"a": 2, "a cat": 1}, 3),
+    ]
     if name == "ciderd":
         made = [metric_class(name).statistics.of_counts(*each) for each in counts]
     assert len({opened(name, "tiny", statistics=each).signature() for each in made}) == 4

@@ -273,6 +273,9 @@ def test_other_settings_and_lost_captions_are_named(tmp_path: Path) -> None:
     assert list(replay(made, GIVEN["captions"], IMAGES, dtype="bfloat16").stages) == ["features"]
     found = replay(made, GIVEN["captions"][:7], IMAGES[:7])
     assert not found.equal and not found.stages and "1 captions are in one" in found.sentence
+    others = [*map(str, range(6)), "new", "newer"]  # as many as before
+    found = replay(made, GIVEN["captions"], IMAGES, ids=others)
+    assert not found.equal and not found.equal_scores and "4 captions are in one" in found.sentence
     with pytest.raises(ValueError, match="evidence=True"):
         bundle_of(capeval_core.load("rougel").score(["a"], references=["a"]))
 

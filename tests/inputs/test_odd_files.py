@@ -100,7 +100,9 @@ def test_segments_of_one_video_that_begin_within_a_second_are_apart(tmp_path: Pa
 
 def test_two_columns_that_contradict_each_other_are_those_of_the_file_that_is_named(tmp_path: Path) -> None:
     names = {"image_id": ["1", "2", "3"], "cocoid": ["2", "3", "1"]}
-    rows = [dict(zip(names, pair, strict=True), caption="a cat") for pair in zip(*names.values(), strict=True)]
+    rows = [
+        dict(zip(names, pair, strict=True), caption="a cat") for pair in zip(*names.values(), strict=True)
+    ]
     single = dict.fromkeys(names["image_id"], "a dog")
     for candidates, references, named in ((single, rows, "r.json"), (rows, single, "c.json")):
         files = put(tmp_path, "c.json", candidates), None, put(tmp_path, "r.json", references)
@@ -112,13 +114,15 @@ def test_two_columns_that_contradict_each_other_are_those_of_the_file_that_is_na
 def test_rows_have_the_ids_that_join_references_where_files_have_other_names(tmp_path: Path) -> None:
     """Of three columns of names: one finds the references, another one the files."""
     rows = []
-    for number, (name, text) in enumerate(CAPTIONS.items()):
+    for place, (name, text) in enumerate(CAPTIONS.items()):
         put(tmp_path, f"images/{name}.png", b"x")
-        rows.append({"image_id": f"k{number}", "file_name": f"{name}.png", "cocoid": number + 50, "caption": text})
-    references = {str(number + 50): text for number, text in enumerate(TEXTS)}
+        rows.append(
+            {"image_id": f"k{place}", "file_name": f"{name}.png", "cocoid": place + 50, "caption": text}
+        )
+    references = {str(place + 50): text for place, text in enumerate(TEXTS)}
     files = put(tmp_path, "c.json", rows), tmp_path / "images", put(tmp_path, "r.json", references)
     joined = read_collection(*files)
-    assert joined.ids == [str(number + 50) for number in range(5)]
+    assert joined.ids == [str(place + 50) for place in range(5)]
     assert [image.stem for image in joined.images] == NAMES
 
 

@@ -210,7 +210,7 @@ def test_where_lower_is_better_the_worst_example_has_the_highest_score(
     for line in event.tensor_proto.string_val[0].decode().splitlines():
         kind, *cells = [cell.strip() for cell in line.strip("| ").split("|")]
         if kind in rows:
-            rows[kind].append(float(cells[1]))
+            rows[kind].append(float(cells[2]))
     assert rows["worst"] == sorted(rows["worst"], reverse=True) and rows["best"] == sorted(rows["best"])
     assert rows["worst"][0] > rows["best"][0]
 

@@ -222,6 +222,27 @@ def test_several_systems_have_correlations_of_their_means(
     assert ("pacs", "acc_eq of systems") not in cells
 
 
+def test_several_ratings_of_a_caption_are_those_of_its_system(judge: Judge, tmp_path: Path) -> None:
+    """A caption of two ratings is two captions of one."""
+    rows, scores = [], []
+    for place, (system, ratings) in enumerate(GIVEN.items()):
+        for image, rating in enumerate(ratings):
+            row = {"system": system, "image": f"{image}.jpg", "candidate": f"{system} {image}"}
+            rows.append({**row, "ratings": [rating, place] if image != 1 else [rating]})
+            scores.append(SYSTEMS[system][image])
+    apart = [(row | {"ratings": [each]}, score) for row, score in zip(rows, scores, strict=True)
+             for each in row["ratings"]]  # fmt: skip
+    cells = {}
+    for name, own, numbers in (
+        ("together", rows, scores),
+        ("apart", [row for row, _ in apart], [score for _, score in apart]),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "judgements.jsonl").write_text("\n".join(map(json.dumps, own)))
+        cells[name] = judge("own", tmp_path / name, {"M": numbers}, "--statistics", "pearson").values()
+    assert "pearson of systems" in cells["together"] and cells["together"] == pytest.approx(cells["apart"])
+
+
 def test_two_systems_have_no_correlation_of_means(correlate: Correlate, tmp_path: Path) -> None:
     table = rated_systems()
     table[table.system.isin(["one", "two"])].to_csv(tmp_path / "h.csv", index=False)
@@ -260,9 +281,9 @@ RATED = [("a.png", "a.png#0", [4, 4, 3]), ("a.png", "b.png#1", [1, 1, 2]), ("b.p
 RATED += [("b.png", "b.png#0", [4, 3, 4])]
 
 
-def write_corpus(folder: Path) -> Path:
+def write_corpus(folder: Path, tokens: dict[str, list[str]] = TOKENS) -> Path:
     folder.mkdir()
-    lines = [f"{image}#{n}\t{text}" for image, texts in TOKENS.items() for n, text in enumerate(texts)]
+    lines = [f"{image}#{n}\t{text}" for image, texts in tokens.items() for n, text in enumerate(texts)]
     (folder / "Flickr8k.token.txt").write_text("\n".join(lines) + "\n")
     rows = ["\t".join([image, key, *map(str, ratings)]) for image, key, ratings in RATED]
     (folder / "ExpertAnnotations.txt").write_text("\n".join(rows) + "\n")
@@ -295,6 +316,23 @@ def test_the_corpus_of_flickr8k_is_the_prepared_set(judge: Judge, tmp_path: Path
     assert found.cells == judge("flickr8k_cf", tmp_path / "cf", None, *flags).cells
     (corpus / "Flickr8k.token.txt").write_text("a.png#0\ta red circle\nb.png\n")
     assert main(["judge", "flickr8k_cf", "--data", str(corpus), "--metrics", "rougel"]) == 2
+
+
+def test_two_candidates_of_equal_words_both_leave_the_references(judge: Judge, tmp_path: Path) -> None:
+    """Else the second one agrees with itself."""
+    tokens = {"a.png": ["a red circle", *TOKENS["a.png"][1:], "a disc"], "b.png": TOKENS["b.png"]}
+    corpus = write_corpus(tmp_path / "corpus", tokens)
+    keys = ["a.png#0", "a.png#1", "b.png#1"]
+    votes = [f"a.png\t{key}\t0.5\t{yes}\t1" for key, yes in zip(keys, (3, 2, 1), strict=True)]
+    (corpus / "CrowdFlowerAnnotations.txt").write_text("\n".join(votes))
+    texts = ["a red circle", "a red circle", "blue stars"]
+    write_json(tmp_path / "cf" / "references.json", {"a.png": ["one red circle", "a disc"]})
+    write_json(tmp_path / "cf" / "captions.json", dict(zip(keys, texts, strict=True)))
+    lines = [f"a.png,{key},{yes},1" for key, yes in zip(keys, (3, 2, 1), strict=True)]
+    (tmp_path / "cf" / "judgements.csv").write_text("\n".join(["image,caption_id,n_yes,n_no", *lines]))
+    flags = ["--metrics", "rougel,ciderd", "--statistics", "pearson"]
+    found = judge("flickr8k_cf", corpus, None, *flags)
+    assert found.cells == judge("flickr8k_cf", tmp_path / "cf", None, *flags).cells
 
 
 def test_the_joined_files_of_clipscore_are_the_prepared_set(judge: Judge, tmp_path: Path) -> None:

@@ -68,6 +68,18 @@ def test_captions_of_other_images_are_another_training(
     assert "captions" in capsys.readouterr().err
 
 
+def test_positives_of_nothing_that_is_trained_on_are_counted(
+    pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a scene that is not in the set a caption and two images, of a caption that is not there an image."""
+    *lines, _ = (pairs / "captions.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1])
+    lines[-1] = json.dumps({**last, "captions": last["captions"][:1]})
+    (tmp_path / "captions.jsonl").write_text("\n".join(lines))
+    train(pairs, tmp_path / "run", captions=tmp_path / "captions.jsonl", steps=1, log_every=1)
+    assert "4 positives belong to no image or caption here" in capsys.readouterr().err
+
+
 def features(weights: Any, folder: Path, prompt: str = PROMPT) -> tuple[Tensor, Tensor]:
     """Of the images of a set and of their captions, by weights as metrics use them."""
     rows = [json.loads(line) for line in (folder / "captions.jsonl").read_text().splitlines()]

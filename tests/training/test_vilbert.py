@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from capeval_core.cli import main
@@ -55,3 +56,18 @@ def test_a_killed_training_resumes_bit_for_bit(scenes: Path, trained: Path, tmp_
     train(scenes, out)
     for name in ("weights/model.safetensors", "weights/config.json", "log.jsonl"):
         assert (out / name).read_bytes() == (trained / name).read_bytes(), name
+
+
+def test_features_beyond_the_type_in_which_they_are_kept_are_refused(
+    scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "boxes"
+    line = ["regions", "--images", scenes / "images", "--out", folder, "--weights", "tiny", "--device", "cpu"]
+    assert main([*map(str, line)]) == 0
+    path = sorted(folder.glob("*.npz"))[3]
+    arrays = dict(np.load(path))
+    np.savez(path, **{**arrays, "features": arrays["features"] * np.float32(1e9)})
+    capsys.readouterr()
+    assert main(arguments(scenes, tmp_path / "run", regions=folder)) == 2
+    told = capsys.readouterr().err
+    assert path.stem in told and "exceeds the range of float16" in told

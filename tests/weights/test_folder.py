@@ -60,6 +60,12 @@ def test_a_change_is_noticed_although_size_and_time_are_put_back(
         loaded(folder)
 
 
+def test_a_card_of_ones_own_stays_where_weights_are_saved_again(folder: Path) -> None:
+    (folder / "README.md").write_text("# Mine")
+    loaded(folder).save_pretrained(folder)
+    assert (folder / "README.md").read_text() == "# Mine" and loaded(folder)
+
+
 def test_tensors_do_not_lie_where_the_file_puts_them(seeded_weights: Path) -> None:
     """A product of the same numbers has other last bits where a factor begins elsewhere."""
     model = loaded(seeded_weights).model
