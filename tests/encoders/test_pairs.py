@@ -72,6 +72,17 @@ def test_nothing_runs_that_the_texts_of_vilbert_do_not_depend_on() -> None:
     assert ran == ["text 0", "0.visual", "0.text", "text 1", "text 2", "1.text"]
 
 
+def test_texts_that_are_cut_off_are_those_of_their_own_image(images: list[Path]) -> None:
+    """Behind an image whose texts are whole, and before one."""
+    long = "dog " * 600
+    texts = [["a dog", "a cat"], [long, "a dog"], ["a cat", long, "dog"], ["a dog"]]
+    network = seams.network("blip2", "tiny")
+    found = [each["truncated"] for each in seams.encode(network, images[:4], texts)]
+    assert [[bool(count) for count in each] for each in found] == [
+        [len(text) > 100 for text in each] for each in texts
+    ]
+
+
 def test_the_side_that_has_fewer_is_named() -> None:
     with pytest.raises(ValueError, match="there are 1 lists of captions but more images"):
         features(boxes(3, 4), [["a dog"]])
