@@ -559,7 +559,8 @@ def test_every_number_of_statistics_is_in_the_signature(name: str) -> None:
         ({"a": 2, "a cat": 1}, 3),
     ]
     if name == "ciderd":
-        made = [metric_class(name).statistics.of_counts(*each) for each in counts]
+        frequencies: Any = metric_class(name).statistics
+        made = [frequencies.of_counts(*each) for each in counts]
     assert len({opened(name, "tiny", statistics=each).signature() for each in made}) == 4
 
 

@@ -104,7 +104,8 @@ def test_a_row_is_tried_again_where_its_image_was_whole(
 
     def score() -> Result:
         metric = capeval_core.load("hices", **options, cache=FeatureCache())
-        return metric.score(CAPTIONS[:2], images()[:2], rows=tmp_path)
+        found: Result = metric.score(CAPTIONS[:2], images()[:2], rows=tmp_path)
+        return found
 
     def fails(_: object) -> None:
         raise OSError("out of file handles")
