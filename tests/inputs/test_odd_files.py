@@ -126,7 +126,14 @@ def test_rows_have_the_ids_that_join_references_where_files_have_other_names(tmp
     assert [image.stem for image in joined.images] == NAMES
 
 
-# ---- messages about one record
+# ---- messages about one record, and how many there are
+
+
+def test_all_rows_with_commas_are_counted(tmp_path: Path) -> None:
+    rows = "".join(f"{name}.jpg,a {name}, and another one\n" for name in NAMES)
+    joined = read_collection(put(tmp_path, "c.csv", f"image,caption\n{rows}"), None)
+    assert joined.captions == [f"a {name}, and another one" for name in NAMES]
+    assert any("5 rows have commas" in note for note in joined.notes)
 
 
 PLACES: dict[str, tuple[str, Any, str]] = {
@@ -190,7 +197,8 @@ def test_what_one_annotator_left_out_is_noted_and_what_all_left_out_is_refused(
     second = put(tmp_path, "b.json", {name: REFERENCES[name][1] for name in NAMES if name != "bus"})
     joined = read_collection(candidates, None, [first, second])
     assert joined.references == [REFERENCES[name][: 1 if name == "bus" else 2] for name in NAMES]
-    assert any("1 of 5" in text and "'bus'" in text for text in joined.notes)
+    (note,) = [text for text in joined.notes if "1 of 5" in text and "'bus'" in text]
+    assert note.startswith(f"{second}: ")
     without = put(tmp_path, "a.json", {name: text for name, text in FIRST.items() if name != "bus"})
     message = refused(capsys, "--candidates", candidates, "--references", without, "--references", second)
     assert "('bus') has no references" in message

@@ -54,6 +54,14 @@ def test_keys_and_shapes_are_those_of_pycocoevalcap() -> None:
     )
 
 
+def test_an_image_of_one_side_alone_is_named_on_that_side() -> None:
+    gts, res = {7: ["a dog"], 9: ["a cat"]}, {7: ["a dog"], 9: ["a cat"]}
+    with pytest.raises(ValueError, match=r"res\[11\] is an image that is not in gts"):
+        CocoScores(gts, {**res, 11: ["a cow"]})
+    with pytest.raises(ValueError, match=r"gts\[11\] is an image that is not in res"):
+        CocoScores({**gts, 11: ["a cow"]}, res)
+
+
 def test_annotations_of_every_form_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     def annotated(texts: dict[Any, list[str]]) -> dict[Any, list[dict[str, str]]]:
         return {key: [{"image_id": key, "caption": text} for text in row] for key, row in texts.items()}
