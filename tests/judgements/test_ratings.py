@@ -318,6 +318,18 @@ def test_the_corpus_of_flickr8k_is_the_prepared_set(judge: Judge, tmp_path: Path
     assert main(["judge", "flickr8k_cf", "--data", str(corpus), "--metrics", "rougel"]) == 2
 
 
+def test_a_row_of_flickr8k_that_names_nothing_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = write_corpus(tmp_path / "corpus")
+    votes = (corpus / "CrowdFlowerAnnotations.txt").read_text().splitlines()
+    votes[2] = votes[2].replace("a.png#2", "c.png#7")
+    (corpus / "CrowdFlowerAnnotations.txt").write_text("\n".join(votes))
+    assert main(["judge", "flickr8k_cf", "--data", str(corpus), "--metrics", "rougel"]) == 2
+    told = capsys.readouterr().err
+    assert "row 3: the caption 'c.png#7'" in told and "row 2" not in told
+
+
 def test_two_candidates_of_equal_words_both_leave_the_references(judge: Judge, tmp_path: Path) -> None:
     """Else the second one agrees with itself."""
     tokens = {"a.png": ["a red circle", *TOKENS["a.png"][1:], "a disc"], "b.png": TOKENS["b.png"]}
