@@ -73,9 +73,10 @@ def test_composite_takes_the_human_candidate_out_for_all_three(judge: Judge, tmp
     expected = 100 * pearsonr([scores[0], scores[1], scores[3]], [5, 1, 3]).statistic
     assert found.values("ROUGE-L")["pearson"] == pytest.approx(expected, abs=1e-5)
     assert found.left_out == ["1 rating missing"]
-    references["8k/a.png"]["human_candidate_index"] = 9
-    write_json(tmp_path / "references.json", references)
-    assert main(["judge", "composite", "--data", str(tmp_path), "--metrics", "rougel"]) == 2
+    for index in (9, -1):
+        references["8k/a.png"]["human_candidate_index"] = index
+        write_json(tmp_path / "references.json", references)
+        assert main(["judge", "composite", "--data", str(tmp_path), "--metrics", "rougel"]) == 2
 
 
 def test_pascal_has_draws_labels_and_categories(judge: Judge, tmp_path: Path) -> None:
@@ -97,6 +98,16 @@ def test_pascal_has_draws_labels_and_categories(judge: Judge, tmp_path: Path) ->
     deviations = 100 * np.std(won, axis=0, ddof=1)
     found_deviations = [float(rouged.cells["ROUGE-L", name]["deviation"]) for name in ("HC", "HI", "MM")]
     assert found_deviations == pytest.approx(deviations.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("index", [3, -1])
+def test_the_pair_of_a_wrong_draw_is_named(
+    index: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_pascal(tmp_path / "set")
+    write_json(folder / "draws.json", [[[0], [0], [0, index], [0]]])
+    assert main(["judge", "pascal50s", "--data", str(folder), "--metrics", "rougel"]) == 2
+    assert f"pair 2 has [0, {index}], of 3 references" in capsys.readouterr().err
 
 
 def test_draws_are_made_where_none_are_recorded(judge: Judge, tmp_path: Path) -> None:
