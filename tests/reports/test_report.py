@@ -129,7 +129,7 @@ def test_texts_run_nothing_fetch_nothing_and_break_no_tag(tmp_path: Path) -> Non
     assert HOSTILE[0] in page.text
 
 
-def test_where_lower_is_better_more_is_worse(tmp_path: Path) -> None:
+def test_where_lower_is_better_more_is_worse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     objects = ["dog", "cat", "bird", "horse", "star", "heart"]
     fair = {str(i): f"a {name} and a {name}" for i, name in enumerate(objects)}
     wrong = {i: f"{text} and a circle" for i, text in fair.items()} | {"2": "a cross, a square, a triangle"}
@@ -143,6 +143,11 @@ def test_where_lower_is_better_more_is_worse(tmp_path: Path) -> None:
     assert "wrong against fair : worse by CHAIR-i" in text
     worst, best = text.partition(" wrong Worst ")[2].split(" Best ", 1)
     assert worst.startswith("1.000 a cross") and best.startswith("0.333 a dog")
+    capsys.readouterr()
+    line = ["score", "chair", "--candidates", *paths[:2], "--synonyms", "tiny", "--references", paths[2]]
+    assert main([*line, "--format", "latex"]) == 0
+    rows = [row for row in capsys.readouterr().out.splitlines() if "textbf" in row]
+    assert [row.partition(" ")[0] for row in rows] == ["fair"]
 
 
 def test_tables_in_every_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
