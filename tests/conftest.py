@@ -66,12 +66,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _own_checksums(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Checksums are remembered in the user's cache folder: not those of the tests."""
-    from tests.support.seams import networks_stay_open, short_synonyms
+    from tests.support.seams import networks_held, short_synonyms
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CAPEVAL_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("CAPEVAL_FETCH", "0")  # nothing is downloaded where there is a network, either
-        with short_synonyms(), networks_stay_open():
+        with short_synonyms(), networks_held(12):
             yield
 
 

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from capeval_core.cache import FeatureCache
 from capeval_core.cli import main
+from capeval_core.registry import NETWORKS
 from capeval_core.testing import count_forwards
 from tests.support import seams
 from tests.support.networks import (
@@ -236,7 +237,7 @@ def test_a_network_is_opened_once_and_let_go(tmp_path: Path) -> None:
     first = seams.network("uniter", place, dtype="bfloat16")
     assert seams.network("uniter", str(place), dtype="bfloat16") is first
     assert seams.network("uniter", place) is not first
-    with seams.networks_let_go():
+    with seams.networks_held(0):
         again = seams.network("uniter", place, dtype="bfloat16")
         model = weakref.ref(again.model)
         del again
@@ -263,7 +264,7 @@ def test_the_canary_sees_a_change_of_any_tensor(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "key", "value"),
-    [(kind, *item) for kind, facts in seams.NETWORKS.items() for item in facts.hidden.items()],
+    [(kind, *item) for kind, facts in NETWORKS.items() for item in facts.hidden.items()],
 )
 def test_the_canary_sees_settings_that_tensors_do_not_show(
     kind: str, key: str, value: Any, tmp_path: Path

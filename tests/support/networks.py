@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from capeval_core.registry import NETWORKS
 from tests.golden import recipe
 from tests.support import seams, seeded
 
@@ -20,7 +21,7 @@ Arrays = dict[str, Floats]
 TEXTS = ["a dog", "two red circles on a green lawn", "a dog runs", "a cat", "", "the sea and a horse"]
 DETECTORS = ("faster_rcnn", "x152", "scene_regions")
 BOXES = ("uniter", "vilbert")
-KINDS = tuple(seams.NETWORKS)
+KINDS = tuple(NETWORKS)
 MASKS = np.zeros((3, 60, 80), dtype=bool)
 MASKS[0, 5:30, 10:40] = MASKS[1, 30:, :] = MASKS[2, :, 20:50] = True
 CORNERS = np.array([[5, 5, 40, 50], [20, 0, 70, 30]], dtype=np.float32)

@@ -75,7 +75,6 @@ if not triton_problem():
 
 __all__ = [
     "LIMITS",
-    "NETWORKS",
     "OF_FORMULAS",
     "attend",
     "best_boxes",
@@ -107,8 +106,7 @@ __all__ = [
     "negative_caption",
     "negative_groups",
     "network",
-    "networks_let_go",
-    "networks_stay_open",
+    "networks_held",
     "object_boxes",
     "open_phrases",
     "open_regions",
@@ -141,9 +139,6 @@ __all__ = [
 # networks
 
 
-NETWORKS = registry.NETWORKS
-
-
 def network(
     kind: str,
     weights: Mapping[str, Any] | str | PathLike[str],
@@ -162,9 +157,9 @@ def network(
 class _LastOpened(WeakValueDictionary[Any, Any]):
     """Opened networks, of which the last ones are held."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
         super().__init__()
-        self._held: deque[Any] = deque(maxlen=12)
+        self._held: deque[Any] = deque(maxlen=most)
 
     def __setitem__(self, key: Any, network: Any) -> None:
         super().__setitem__(key, network)
@@ -172,16 +167,9 @@ class _LastOpened(WeakValueDictionary[Any, Any]):
 
 
 @contextmanager
-def networks_stay_open() -> Iterator[None]:
-    """Let a network that one test opened be there for the next: a third of many tests would open it again."""
-    with mock.patch.object(models, "_OPENED", _LastOpened()):
-        yield
-
-
-@contextmanager
-def networks_let_go() -> Iterator[None]:
-    """Let a network go with the last metric that holds it, as for users."""
-    with mock.patch.object(models, "_OPENED", WeakValueDictionary()):
+def networks_held(most: int) -> Iterator[None]:
+    """Let so many networks stay open for the next test, which would open them again; 0: as for users."""
+    with mock.patch.object(models, "_OPENED", _LastOpened(most)):
         yield
 
 

@@ -7,12 +7,11 @@ read, so that marks depend neither on workers nor on which shard was scored firs
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from capeval_core.integrations.shards.outputs import BATCH_ROWS, IMAGE_KEY, opened, read_batches
@@ -34,22 +33,18 @@ def have_keys(outputs: Sequence[Place]) -> bool:
 
 
 @contextmanager
-def duplicates_on_disk(
-    outputs: Sequence[Place], counts: Callable[[pa.RecordBatch], NDArray[np.bool_]] | None = None
-) -> Iterator[NDArray[np.bool_]]:
+def duplicates_on_disk(outputs: Sequence[Place]) -> Iterator[NDArray[np.bool_]]:
     """Whether each row of all outputs has the picture of an earlier row, in a temporary file.
 
-    counts: (rows,) which rows of a batch count at all, None all of them. A row without a key never does.
+    A row without a key has no picture.
     """
-    columns = [IMAGE_KEY] if counts is None else None
     with (
         tempfile.TemporaryFile(prefix="capeval-") as keys,
         tempfile.TemporaryFile(prefix="capeval-") as marks,
     ):
         for output in outputs:
-            for batch in read_batches(output, columns):
-                present = None if counts is None else counts(batch)
-                keys.write(_digests(batch[IMAGE_KEY].to_pylist(), present))
+            for batch in read_batches(output, [IMAGE_KEY]):
+                keys.write(_digests(batch[IMAGE_KEY].to_pylist()))
         keys.flush()
         rows = keys.tell() // _BYTES
         marks.write(bytes(rows))
@@ -64,11 +59,11 @@ def duplicates_on_disk(
         yield is_duplicate
 
 
-def _digests(keys: Sequence[str | None], present: NDArray[np.bool_] | None) -> bytes:
-    """The digests of content keys, one after the other; zeros of rows that do not count."""
+def _digests(keys: Sequence[str | None]) -> bytes:
+    """The digests of content keys, one after the other; zeros of rows without one."""
     digests = []
-    for row, key in enumerate(keys):
-        if key is None or (present is not None and not present[row]):
+    for key in keys:
+        if key is None:
             digests.append(bytes(_BYTES))
         else:
             # The words before the digest, such as `upright-file:`, are equal within one signature, but for
@@ -85,7 +80,7 @@ def _mark(digests: NDArray[Any], is_duplicate: NDArray[np.bool_]) -> None:
         rows_of_pass = []
         for start in range(0, len(digests), BATCH_ROWS):
             words = np.asarray(digests[start : start + BATCH_ROWS]).view(np.uint64).reshape(-1, 2)
-            # Zeros, of rows that do not count, are in no pass, and equal nothing.
+            # Zeros, of rows without a key, are in no pass, and equal nothing.
             is_in_pass = words.any(axis=1) & (words[:, 1] % np.uint64(passes) == number)
             rows_of_pass.append(np.flatnonzero(is_in_pass) + start)
         rows = np.concatenate(rows_of_pass)
