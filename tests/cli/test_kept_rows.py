@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import transformers
 from tests.cli.conftest import Capeval, write_json
 from tests.phrases.conftest import parser_folder
 from tests.regions.conftest import owlv2_folder, sam_folder
+from tests.support.seams import networks_held
 
 __all__ = ["owlv2_folder", "parser_folder", "sam_folder"]
 
@@ -21,7 +22,7 @@ SETTINGS: list[object] = ["--weights", "tiny", "--device", "cpu", "--dtype", "bf
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What reads tensors, a line for each time."""
     names: list[str] = []
 
@@ -36,7 +37,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     watch(safetensors.torch, "load_file")
     watch(transformers.AutoModelForSeq2SeqLM, "from_pretrained")
-    return names
+    with networks_held(0):
+        yield names
 
 
 @pytest.mark.parametrize("metric", ["hices rectangles", "hices everything", "umic", "vilbertscore"])

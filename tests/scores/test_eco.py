@@ -22,7 +22,7 @@ from capeval_core.cache import FeatureCache
 from capeval_core.result import Result
 from capeval_core.rows import canonical
 from capeval_core.testing import count_forwards
-from tests.support.seams import LIMITS, network
+from tests.support.seams import LIMITS, network, networks_held
 from tests.support.seeded import blip2_weights, encoder, eva, open_clip_repository
 from tools.captions import describe
 from tools.scenes import draw, sample_scene
@@ -207,7 +207,7 @@ def test_members_run_one_after_another_and_free_their_memory(matcher: str, seede
 
     metric = opened(matcher, [seeded, "blip2-itc"])
     before = networks()
-    with count_forwards() as forwards:
+    with networks_held(0), count_forwards() as forwards:
         metric.score(*scenes)
     assert networks() == before
     # Each image once per network, however many candidates it has; texts, pairs and canaries are the rest.
