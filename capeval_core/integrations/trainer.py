@@ -338,7 +338,7 @@ class _EvaluationSet:
         self._compares = any(metric.needs_references for metric, _ in classes)
         self._empty = "error" if any(of_metric.empty == "error" for _, of_metric in classes) else "score"
         self._has_references = references is not None and self._compares
-        # Said now and not at each evaluation.
+        # Warned of now, and not at each evaluation.
         if visuals_argument is not None and self._argument is None:
             warn_ignored(classes[0][0], [visuals_argument])
         if references is not None and not self._compares:

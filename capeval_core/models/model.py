@@ -8,7 +8,7 @@ import re
 import shutil
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from os import PathLike, fspath
 from pathlib import Path
@@ -21,7 +21,6 @@ from huggingface_hub import ModelHubMixin
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from capeval_core.models.batching import BatchSize
 from capeval_core.models.config import read
@@ -136,7 +135,7 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
     @classmethod
     def empty(cls, config: dict[str, Any]) -> Any:
         """The model of a config on torch's meta device: names and shapes, no memory, no numbers."""
-        with torch.device("meta"), _NoInitialValues():
+        with torch.device("meta"):
             return cls.modules(config)
 
     def prepare(self) -> None:
@@ -256,22 +255,6 @@ class CheckedModel(ABC, ModelHubMixin, library_name="capeval", model_card_templa
         (save_directory / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
         # safetensors' file is its owner's alone; other users shall read both files or neither.
         shutil.copymode(save_directory / CONFIG, save_directory / TENSORS)
-
-
-class _NoInitialValues(TorchFunctionMode):
-    """A mode in which `torch.nn.init` does nothing: tensors without memory take most of the time to fill."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        arguments = kwargs or {}
-        if getattr(func, "__module__", None) == "torch.nn.init":
-            return arguments["tensor"] if "tensor" in arguments else args[0]
-        return func(*args, **arguments)
 
 
 _OPENED: WeakValueDictionary[tuple[object, ...], Any] = WeakValueDictionary()

@@ -89,7 +89,7 @@ class Batcher(threading.Thread):
     def submit(self, job: Job) -> Future[dict[str, Result]]:
         """The results of a job, once they are there. Raises QueueFullError."""
         with self._changed:
-            # Alone a request of any size is taken: one beyond the bound would be told to come again for ever.
+            # Alone a request of any size is taken: refused, it would be sent again for ever.
             if self._captions and self._captions + job.captions > self._waiting_captions:
                 raise QueueFullError
             self._jobs.append(job)
@@ -203,6 +203,6 @@ def joined(parts: Sequence[Samples]) -> Samples:
         captions=captions,
         images=images,
         references=None if parts[0].references is None else references,
-        # Each part counts its rows from 0, and rows of one table are told apart by their index.
+        # Each part counts its rows from 0, and a row of a table is known by its index.
         indices=range(len(captions)),
     )

@@ -248,7 +248,7 @@ def _visuals(values: object, argument: str, images: ImageStore) -> tuple[list[An
             digests.append([reader.read(frame, at(argument, (i, j))) for j, frame in enumerate(value)])
         else:
             digests.append(reader.read(value, at(argument, i)))
-    reader.raise_if_any()  # all problems of a request at once, so that a client mends them in one go
+    reader.raise_if_any()  # all problems of a request at once, so that a client corrects them together
     visuals: list[Any] = []
     for digest in digests:
         if isinstance(digest, list):
@@ -310,7 +310,7 @@ class _ImageReader:
     def raise_if_any(self) -> None:
         if self._problems:
             raise refusal_of(self._problems.error())
-        # A status of its own: a client sends the bytes and asks again, which mends no other error.
+        # A status of its own: a client sends the bytes and asks again, which helps with no other error.
         if self._unknown:
             message = f"{len(self._unknown):,} images are not here by their digest: send their bytes"
             raise RefusedError(409, message, unknown=self._unknown)

@@ -132,7 +132,7 @@ def filter_shards(
     """
     outputs = outputs_in(folder)
     target = Place.of("output", output)
-    # All notes first: what is wrong with the last shard is said before the first one is written.
+    # All notes first: a fault of the last shard is reported before the first one is written.
     notes = list(map(read_note, outputs))
     sources = [Place.of("source", note["source"]) for note in notes]
     _check_target(target, outputs, sources)
