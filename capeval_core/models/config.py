@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -53,11 +54,17 @@ def read(kind: type[T], section: object, where: str = "architecture") -> T:
     return section_values
 
 
+@cache
+def _types_of(kind: type[Any]) -> dict[str, Any]:
+    # Python compiles every annotation again each time, which took longer than to read the file.
+    return get_type_hints(kind, include_extras=True)
+
+
 def _read(kind: type[Any], section: object, where: str, problems: list[str]) -> Any:
     if not isinstance(section, Mapping):
         problems.append(f"{where} is {section!r:.60}, expected an object")
         return None
-    hints = get_type_hints(kind, include_extras=True)
+    hints = _types_of(kind)
     values = dict[str, Any]()
     before = len(problems)
     names = {field.name for field in fields(kind)}

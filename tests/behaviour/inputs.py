@@ -62,6 +62,7 @@ def _texts(count: int) -> list[tuple[str, Any]]:
     return texts
 
 
+@cache
 def _images(folder: Path) -> tuple[list[Any], list[Any]]:
     def saved(image: Image.Image, name: str, **options: Any) -> Path:
         image.save(folder / name, **options)
@@ -97,6 +98,7 @@ def _images(folder: Path) -> tuple[list[Any], list[Any]]:
     return whole, [b"broken", cut, scenes[6].resize((1, 1)), folder / "missing.png"]
 
 
+@cache
 def _videos(folder: Path) -> tuple[list[Any], list[Any]]:
     scenes, *_ = _drawn()
     images, _ = _images(folder)

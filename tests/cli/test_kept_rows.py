@@ -41,7 +41,10 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         yield names
 
 
-@pytest.mark.parametrize("metric", ["hices rectangles", "hices everything", "umic", "vilbertscore"])
+@pytest.mark.parametrize(
+    "metric",
+    ["hices rectangles", pytest.param("hices everything", marks=pytest.mark.system), "umic", "vilbertscore"],
+)
 def test_no_network_is_opened_where_all_rows_are_kept(
     metric: str,
     opened: list[str],

@@ -181,6 +181,7 @@ def test_advice_names_only_what_helps(capeval: Capeval, tmp_path: Path) -> None:
     assert capeval("shards", "check", out).status == 0
 
 
+@pytest.mark.system
 def test_the_bar_of_one_worker_moves_within_a_shard(folder: Path) -> None:
     write_shards(folder / "one", shards=1, rows=300, distinct=300)
     command = [sys.executable, "-m", "capeval_core", *SCORE, "--input", "one/*", "--output", "out"]

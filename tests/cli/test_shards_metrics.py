@@ -323,6 +323,7 @@ def test_captions_are_measured(capeval: Capeval, folder: Path) -> None:
     assert table["non_latin"].to_pylist() == [0, pytest.approx(6 / 9), 1, 0, 0, None, 0]
 
 
+@pytest.mark.system
 def test_large_pictures_do_not_stay_in_memory(capeval: Capeval, folder: Path) -> None:
     """Pixels beyond the bound are decoded again, with the same scores."""
     large = []

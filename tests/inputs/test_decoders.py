@@ -99,7 +99,8 @@ if len(sys.argv) > 2:
 """
 
 
-@pytest.mark.parametrize("way", [pytest.param("ends", marks=pytest.mark.system), "killed"])
+@pytest.mark.system
+@pytest.mark.parametrize("way", ["ends", "killed"])
 def test_a_plain_script_has_them_and_leaves_none_behind(
     files: list[Any], way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,7 +64,7 @@ def known(scenes: Scenes, captions: list[str]) -> list[str]:
 # Learning
 
 
-@pytest.mark.parametrize("batchwise", [False, True])
+@pytest.mark.parametrize("batchwise", [False, pytest.param(True, marks=pytest.mark.system)])
 def test_a_captioner_learns_until_the_score_rises(
     batchwise: bool, scenes: Scenes, make: Callable[..., CaptionMetrics], tmp_path: Path
 ) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +39,7 @@ def test_torchscript_is_refused_with_a_recipe_that_works(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="TorchScript") as caught:
         convert("clip", path)
     code = str(caught.value).splitlines()[1].strip().removeprefix('python -c "').removesuffix('"')
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+    exec(code, {})
     extracted = torch.load(tmp_path / "jit.pt.pth", weights_only=True)["state_dict"]
     assert set(extracted) == {"conv1.weight", "conv1.bias"}
 
