@@ -114,6 +114,7 @@ def serving(repositories: dict[str, Repository]) -> Iterator[Hub]:
 
 class _Answer(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else each answer waits for an acknowledgement, 40 ms
 
     @property
     def hub(self) -> Hub:

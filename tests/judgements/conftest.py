@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,8 +43,10 @@ Judge = Callable[..., Judged]
 
 
 @pytest.fixture
-def judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Judge:
+def judge(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Judge:
     """Judge a set by scores of its captions (by metric; of a scoring: NAME__refs4), or by metrics here."""
+    # Charts take longer than all the numbers, and have tests of their own.
+    monkeypatch.setitem(sys.modules, "matplotlib.style", None)
 
     def run(
         name: str, data: Path, scores: Mapping[str, ArrayLike] | None = None, *flags: object, draws: int = 0
