@@ -361,7 +361,7 @@ FURTHER: dict[str, tuple[Any, ...]] = {
 """Several values of an option that decides what is encoded: two that are not the default may share a key."""
 
 
-@EVERY
+@LAST_OF_A_LINE
 def test_no_setting_meets_the_features_of_another(name: str, weights: str, images: list[Path]) -> None:
     """A cache that all settings share gives each the scores of a cache of its own."""
     shared = FeatureCache()
