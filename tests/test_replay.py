@@ -198,6 +198,23 @@ def test_a_number_of_nobody_is_nobodys() -> None:
     assert capeval_core.why(f"{own.mean:.1f}", "rougel", captions, None, references).variant is None
 
 
+def test_the_table_is_in_the_order_of_all_captions_not_of_those_that_are_tried_first() -> None:
+    captions, images, _ = given("clips")
+    metric: Any = capeval_core.load("clips", weights="tiny", on_error="nan")
+    scores = np.array(metric.score(captions, images).scores)
+    # Of the four captions that are tried first, one has the cosine and the others are near to ours; of the
+    # other captions all are ours.
+    first = [0, 2, 4, 7]
+    theirs = scores.copy()
+    theirs[first] *= 1 + 1e-4
+    theirs[0] = scores[0] / 2.5
+    found = Search(metric, metric.check(captions, images), list("abcdefgh")).explain(theirs, most=1)
+    shares = [row["agree"] for row in found.table]
+    assert found.variant is None and shares == sorted(shares, reverse=True)
+    assert (found.table[0]["variant"], shares[0]) == ("capeval's own settings", 0.5)
+    assert 1 / 8 in shares  # the cosine, which was before it
+
+
 def test_switches_are_many_and_rows_are_encoded_once() -> None:
     switches = seams.variants.SWITCHES
     assert len({switch.name for switch in switches}) == len(switches) >= 64
