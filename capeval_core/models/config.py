@@ -64,7 +64,7 @@ def _read(kind: type[Any], section: object, where: str, problems: list[str]) -> 
     if not isinstance(section, Mapping):
         problems.append(f"{where} is {section!r:.60}, expected an object")
         return None
-    hints = _types_of(kind)
+    hints = _types_of(kind)  # type: ignore[arg-type]  # a class is hashable, whatever its instances are
     values = dict[str, Any]()
     before = len(problems)
     names = {field.name for field in fields(kind)}
