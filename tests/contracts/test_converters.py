@@ -205,10 +205,13 @@ def test_wrappings_change_nothing_and_a_config_says_all(case: Case, tmp_path: Pa
     assert source["sha256"] == hashlib.sha256(content).hexdigest() and source["size"] == len(content)
     assert (source["name"], source["file"], source["url"]) == ("release", "release.pth", None)
     assert source["notes"] == release.notes
-    # One reader unwraps for all: every wrapping is tried on two, and one on each of the others.
-    wrappings = [*WRAPPINGS] if case in (RELEASES["CLIP"], RELEASES["UMIC"]) else ["model"]
-    for wrap in map(WRAPPINGS.__getitem__, wrappings):
-        wrapped = read(case, tmp_path, wrap(tensors))
+    wrappings = ["prefix"]  # the only one that depends on a release's own names
+    if case in (RELEASES["CLIP"], RELEASES["UMIC"]):
+        wrappings = [*WRAPPINGS]
+    elif case.network == "sam":
+        wrappings = ["model"]  # its names begin with the part that they are of
+    for wrapping in wrappings:
+        wrapped = read(case, tmp_path, WRAPPINGS[wrapping](tensors))
         assert same(wrapped, release)
         assert wrapped.config["architecture"] == release.config["architecture"]
 
