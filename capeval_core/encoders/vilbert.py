@@ -552,7 +552,7 @@ class VilbertEncoder(RegionTextEncoder, tags=["image-captioning", "vilbert"]):
         return self.model.text_states(text_states, regions, couples, block)
 
     def canary(self) -> Floats:
-        """(3, 2): of three captions, cosines of their words' mean features with two made-up images."""
+        """(3, 3): cosines of three captions' mean word features with one made-up image and with another."""
         encoded = self.token_features(self.canary_boxes(), [TEXTS, TEXTS], cache=FeatureCache(0))
         words = [self.words(ids) for ids in self.tokenizer.encode(TEXTS).ids]
         means: list[list[Floats]] = []

@@ -49,7 +49,10 @@ UNREAD = {
     "vilbert": (
         "text_layers.3",
         "visual_layers.2",
-        "co_layers.1.visual",
+        "co_layers.1.visual.query",
+        "co_layers.1.visual.merge",
+        "co_layers.1.visual.intermediate",
+        "co_layers.1.visual.output",
         "co_layers.1.text.key",
         "co_layers.1.text.value",
         "pooler",
