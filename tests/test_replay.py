@@ -165,6 +165,23 @@ def test_a_network_in_float16_of_another_processor_is_found() -> None:
     assert frozenset(["dtype='float16'"]) in variants_of(found), found.sentence
 
 
+def test_features_that_were_normalised_in_float16_are_named() -> None:
+    captions = KNOWN["captions"]
+    metric: Any = capeval_core.load("clips", weights="tiny")
+    images = [entry["features"] for entry in seams.encode(metric.encoder, IMAGES)]
+    texts = metric.encoder.encode_texts(
+        [f"{metric.options.prompt} {caption}" for caption in captions]
+    ).features
+
+    def unit(features: Any) -> Any:
+        half = np.asarray(features, dtype=np.float16)
+        return half / np.sqrt(np.sum(half**2, axis=1, keepdims=True))
+
+    cosines = np.sum(unit(images) * unit(texts), axis=1).astype(np.float32)
+    found = capeval_core.why([*(2.5 * np.maximum(cosines, 0))], "clips", captions, IMAGES, weights="tiny")
+    assert found.variant == "float16 normalisation", found.sentence
+
+
 @pytest.mark.system
 def test_a_small_change_of_some_captions_is_not_taken_for_float16() -> None:
     captions, images = KNOWN["captions"], IMAGES

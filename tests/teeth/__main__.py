@@ -1,21 +1,21 @@
 """Put one fault after the other into a copy of the package, and see which tests fail.
 
-    python -m tests.teeth [--room ROOM] [--only ID] [--jobs N] [--rest] [PYTEST PATHS]
+    python -m tests.teeth [--room ROOM] [--only ID] [--jobs N]
 
-Runs the net, or the parts that are named, and adds what it found to `benchmarks/results/teeth.md`. With
-`--rest` the room's own folder of tests runs, too, where a fault lives. Exits with 1 if a fault lives or has
-no place any more.
+A fault's own tests (`by`) run first, in a process that has the libraries imported: a few seconds each. If
+they pass, all tests run. What was found is added to `benchmarks/results/teeth.md`. Exits with 1 if a fault
+lives, has no place any more, or dies by other tests than those that are listed.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import multiprocessing
 import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -25,10 +25,11 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from tests.teeth.run import run_tests
 from tools.exactness import RESULTS
 
 ROOT = Path(__file__).parents[2]
-NET = {
+PARTS = {
     "tests/golden": "golden",
     "tests/behaviour": "behaviour",
     "tests/hostile": "hostile",
@@ -41,9 +42,11 @@ NET = {
     "tests/reports/test_report.py": "doors",
     "tests/transcripts": "transcripts",
 }
-REST, LIVES, MOVED, NOT_RUN = "rest", "lives", "moved", "not run"
+REST, ELSEWHERE, LIVES, MOVED, NOT_RUN = "rest", "elsewhere", "lives", "moved", "not run"
 REPORT = RESULTS / "teeth.md"
+LIBRARIES = ["datasets", "evaluate", "hypothesis", "pytest", "scipy.stats", "torch", "transformers"]
 FAILS = {0: False, 1: True, 2: True, 5: False}  # by pytest's exit status: 2 cannot collect, 5 has no test
+TIME_LIMIT = 1800  # seconds, after which tests hang
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,8 @@ class Fault:
     where: str
     old: str
     new: str
+    by: str
     near: str = ""
-    by: str = ""
 
     def put(self, sources: dict[Path, str]) -> tuple[Path, str]:
         """The module with the fault, and its text. Raises LookupError: it has no place, or several."""
@@ -108,55 +111,52 @@ def read_sources() -> dict[Path, str]:
     return {p.relative_to(ROOT): p.read_text(encoding="utf-8") for p in ROOT.glob("capeval_core/**/*.py")}
 
 
-def part_of(argument: str) -> str:
-    return next((part for path, part in NET.items() if argument.startswith(path)), REST)
+def part_of(tests: str) -> str:
+    return next((part for path, part in PARTS.items() if tests.startswith(path)), REST)
 
 
 def fails(tree: Path, arguments: Sequence[str]) -> bool:
     """Whether tests fail in a tree, or hang. RuntimeError: pytest itself did not run them."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
-    own = {**os.environ, "PYTHONPATH": str(tree)}
-    try:
-        done = subprocess.run(
-            command, cwd=tree, env=own, stdout=subprocess.DEVNULL, timeout=1800, check=False
-        )
-    except subprocess.TimeoutExpired:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(LIBRARIES)
+    process = context.Process(target=run_tests, args=(tree, arguments))
+    process.start()
+    process.join(TIME_LIMIT)
+    if process.is_alive():
+        process.kill()
         return True
-    if done.returncode not in FAILS:
-        raise RuntimeError(f"{shlex.join(command)} ended with {done.returncode}")
-    return FAILS[done.returncode]
+    if process.exitcode not in FAILS:
+        raise RuntimeError(f"pytest {shlex.join(arguments)} ended with {process.exitcode}")
+    return FAILS[process.exitcode]
 
 
-def killer(fault: Fault, sources: dict[Path, str], net: Sequence[str], rest: bool) -> str:
-    """The part that kills a fault; tests of the rest come after the net."""
+def killer(fault: Fault, sources: dict[Path, str]) -> str:
+    """The part of the tests that kills a fault."""
     try:
         path, text = fault.put(sources)
     except LookupError:
         return MOVED
-    first = [shlex.split(fault.by)] if fault.by else []
-    in_net = all(part_of(step[0]) != REST for step in first)
     with TemporaryDirectory(prefix="teeth-") as folder:
         tree = shutil.copytree(ROOT, Path(folder, "tree"), ignore=shutil.ignore_patterns(".git", ".*_cache"))
         (tree / path).write_text(text, encoding="utf-8")
-        steps = first * in_net + [[part] for part in net if (tree / part).exists()]
-        if rest:
-            room = f"tests/{fault.room}" if (tree / "tests" / fault.room).is_dir() else "tests"
-            steps += first * (not in_net) + [[room, *(f"--ignore={part}" for part in net)]]
-        return next((part_of(step[0]) for step in steps if fails(tree, step)), LIVES)
+        if fails(tree, shlex.split(fault.by)):
+            return part_of(fault.by.strip('"'))
+        return ELSEWHERE if fails(tree, []) else LIVES
 
 
 def report(faults: Sequence[Fault], new: dict[str, str]) -> None:
     """Write what was found, and what earlier runs found."""
     text = REPORT.read_text(encoding="utf-8") if REPORT.exists() else ""
     old = re.findall(r"^\| `(\S+)` \| \w+ \| ([\w ]+) \|", text, re.M)
-    found, kinds = dict(old) | new, [*dict.fromkeys(NET.values()), REST, LIVES, MOVED, NOT_RUN]
+    killers = dict(old) | new
+    kinds = [*dict.fromkeys(PARTS.values()), REST, ELSEWHERE, LIVES, MOVED, NOT_RUN]
     lines = ["# Seeded faults, and what kills them\n\nWritten by `python -m tests.teeth`.\n"]
     lines += [f"| room | faults | {' | '.join(kinds)} |", "|---|---:|" + "---:|" * len(kinds)]
     for room in [*dict.fromkeys(fault.room for fault in faults), "all"]:
-        own = [found.get(fault.id, NOT_RUN) for fault in faults if room in (fault.room, "all")]
-        lines.append(f"| {room} | {len(own)} | {' | '.join(str(own.count(kind)) for kind in kinds)} |")
+        parts = [killers.get(fault.id, NOT_RUN) for fault in faults if room in (fault.room, "all")]
+        lines.append(f"| {room} | {len(parts)} | {' | '.join(str(parts.count(kind)) for kind in kinds)} |")
     lines += ["", "| fault | room | killed by | what is wrong |", "|---|---|---|---|"]
-    lines += [f"| `{f.id}` | {f.room} | {found.get(f.id, NOT_RUN)} | {f.what} |" for f in faults]
+    lines += [f"| `{f.id}` | {f.room} | {killers.get(f.id, NOT_RUN)} | {f.what} |" for f in faults]
     REPORT.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -165,22 +165,22 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--room", action="append")
     parser.add_argument("--only", action="append", metavar="ID")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--rest", action="store_true")
-    parser.add_argument("net", nargs="*", default=[*NET])
     options = parser.parse_args(arguments)
     os.environ |= {"OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
-    faults, sources, bad, runs = read_faults(), read_sources(), 0, {}
+    faults = read_faults()
+    sources = read_sources()
+    runs = {}
+    killers: dict[str, str] = {}
     with ThreadPoolExecutor(options.jobs) as pool:
         for fault in faults:
             if fault.room in (options.room or [fault.room]) and fault.id in (options.only or [fault.id]):
-                runs[pool.submit(killer, fault, sources, options.net, options.rest)] = fault
+                runs[pool.submit(killer, fault, sources)] = fault
         for done in as_completed(runs):
-            fault, part = runs[done], done.result()
-            print(f"{part:10} {fault.id}: {fault.what}", flush=True)
-            bad += part in (LIVES, MOVED)
-            if part != LIVES or {*NET} <= {*options.net}:
-                report(faults, {fault.id: part})
-    return int(bad > 0)
+            fault = runs[done]
+            killers[fault.id] = done.result()
+            print(f"{killers[fault.id]:10} {fault.id}: {fault.what}", flush=True)
+            report(faults, killers)
+    return int(not {ELSEWHERE, LIVES, MOVED}.isdisjoint(killers.values()))
 
 
 if __name__ == "__main__":
