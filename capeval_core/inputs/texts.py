@@ -66,7 +66,8 @@ def read_texts(
     records, notes = select_records(everything, splits, role, options, problems, one_split=one_split)
     if not records.rows and len(problems) > problem_count:
         if everything.fields:
-            # Nothing is left to read; but the columns may be wrong as well.
+            # Nothing is left to read; but the columns may be wrong as well, and are those of all records.
+            records.fields = everything.fields
             with noting(problems):
                 text_groups(everything, role, options, several=True)
         return TextFile(records, role, options, [], splits=splits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -196,7 +197,7 @@ def test_the_counts_beside_a_database_choose_its_boxes(tmp_path: Path) -> None:
     fixed = loaded(box_store(tmp_path / "feat_numbb7"), "cat")
     assert len(fixed) == 7 and fixed.selection == "first 7"
     (tmp_path / f"nbb_{DB.removeprefix('feat_')}.json").write_text('{"other.npz": 11}')
-    with pytest.raises(FileError, match="of other images"):
+    with pytest.raises(FileError, match="of other images: 'other"):
         _ = box_store(tmp_path).entries
 
 
@@ -291,3 +292,57 @@ def test_a_database_that_is_cut_off_is_refused(tmp_path: Path) -> None:
             _ = box_store(tmp_path / "db").entries
     data.write_bytes(whole)
     assert len(box_store(tmp_path / "db").entries) == 3
+
+
+# ---- what does not fit, at its key and row
+
+
+WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a score above 1": ({"scores": [0.9, 1.0001, 0.2]}, '["scores"][1]', "1.0001"),
+    "a score below 0": ({"scores": [0.9, 0.5, -0.001]}, '["scores"][2]', "-0.001"),
+    "a score of a release": ({"scores": None, "conf": [0.9, 0.5, 2]}, '["conf"][2]', "2.0"),
+    "too few scores": ({"scores": [0.9, 0.5]}, '["scores"]', "3 boxes but 2 rows"),
+    "too few features": ({"features": np.ones((2, 4))}, '["features"]', "3 boxes but 2 rows"),
+    "corners that change places": ({"boxes": PIXELS[:, [2, 1, 0, 3]]}, '["boxes"][0]', "[30.0, 5.0, 10.0"),
+    "a width for a corner": ({"boxes": [[9, 9, 4, 5], *PIXELS[1:]]}, '["boxes"][0]', "x0 + width"),
+    "left of the image": ({"boxes": [*PIXELS[:2], [-1.5, 2, 4, 8]]}, '["boxes"][2]', "40x20"),
+    "right of the image": ({"boxes": [[10, 5, 42.5, 15], *PIXELS[1:]]}, '["boxes"][0]', "40x20"),
+    "shares above 1": ({"relative_boxes": RELATIVE * 1.05}, '["relative_boxes"][1]', "from 0 to 1"),
+    "other sides": (
+        {"relative_boxes": RELATIVE - [0, 0, 0, 0, 0, 0.05]}, '["relative_boxes"][0]', "width = x1 - x0"
+    ),
+    "relative to another size": ({"size": (48, 20)}, '["relative_boxes"][0]', "(48, 20)"),
+    "shares for pixels": (
+        {"boxes": RELATIVE[:, :4], "relative_boxes": None}, '["boxes"]', "no box reaches beyond"
+    ),
+    "a misspelt key": ({"score": 1}, "", "'score'"),
+    "no boxes": ({"boxes": np.zeros((0, 4)), "features": np.zeros((0, 4)), "scores": None,
+                  "relative_boxes": None}, "", "there are no boxes"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_does_not_fit_is_refused_at_its_key_and_row(case: str) -> None:
+    change, place, words = WRONG[case]
+    with pytest.raises(InputError) as caught:
+        visual("boxes", {**ONE, **change}, "images[3]").load()
+    (problem,) = caught.value.problems
+    assert problem.where.replace("'", '"') == f"images[3]{place}", problem
+    assert words in f"{problem.text}: {problem.fix}", problem
+    if case == "no boxes":
+        assert re.search(r"expected 1 to [\d,]+ boxes with at most [\d,]+ numbers", problem.fix)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"scores": [1.0000005, 0, 1]},
+        {"boxes": [[-1, -1, 41, 21], *PIXELS[1:]], "relative_boxes": None},  # counted from 1, or rounded
+        {"boxes": np.array([[0, 0, 1, 1]] * 3), "relative_boxes": None, "size": (2, 2)},
+        {"boxes": np.array([[0, 0, 1, 1]] * 2 + [[0, 0, 2, 1]]), "relative_boxes": None},
+        {"boxes": RELATIVE[:, :4], "relative_boxes": None, "size": None},
+        {"confidence_of_all": 1},
+    ],
+)
+def test_what_just_fits_is_taken(change: dict[str, Any]) -> None:
+    assert len(of(**change)) == 3

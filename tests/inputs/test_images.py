@@ -305,3 +305,9 @@ def test_a_box_is_a_part_of_the_whole(mode: str) -> None:
             assert (cut.mode, cut.size, cut.tobytes()) == (whole.mode, whole.size, whole.tobytes())
 
     each(part, mode)
+
+
+def test_bytes_are_named_by_their_length() -> None:
+    assert visual("image", b"abc").name == "the bytes object of length 3"
+    with pytest.raises(InputError, match="is empty"):
+        visual("image", b"").load()

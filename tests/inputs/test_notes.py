@@ -121,3 +121,39 @@ def test_a_reward_has_no_notes(grey: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         reward("pacs", weights="tiny")(["a dog</s>"] * 4, [grey] * 4)
+
+
+def test_counts_of_notes_are_those_of_captions_and_of_marks() -> None:
+    captions = ["a dog</s></s>", "a cat</s><|im_end|>", "a cow", "[INST] x [/INST]"]
+    (note,) = of_words(captions)
+    assert "3 of 4 captions hold" in note
+    assert "'</s>' in 2" in note and "'<|im_end|>' in 1" in note and "'[INST]' in 1" in note
+    many = [f"a dog <loc_{number}>" for number in range(7)]
+    (note,) = of_words(many, REFERENCES[:1] * 7)[-1:]
+    assert note.count(" in 1") == 0 or note.count("<loc_") == 5
+
+
+def test_equal_texts_are_noted_from_three_on_and_blanks_around_them_do_not_count() -> None:
+    references = [["x y"], ["v w"], ["p q"]]
+    (note,) = of_words(["a dog", " a dog ", "a dog"], references)
+    assert "all 3 captions are the same text, 'a dog'" in note
+    assert not of_words(["a dog", "a dog", "a dogs"], references)
+    (note,) = of_words(DOGS[:3], [["x y"], ["x y"], [" x y"]])
+    assert "all 3 references are the same text, 'x y'" in note
+    long = "word " * 13
+    (note,) = of_words([long] * 3, references)
+    assert f"'{long[:57]}...'" in note
+
+
+def test_other_scripts_are_noted_where_most_letters_are_theirs(grey: Any) -> None:
+    captions = ["дом ab", "дом abc", "дом abcd", "ＡＢＣ", "ở đây", "123 !", "犬 dog"]
+    (note,) = notes_of("pacs", captions, images=[grey] * 7)
+    assert "1 of 7 captions are in another script" in note
+
+
+def test_texts_without_blanks_are_those_of_eight_letters_a_word() -> None:
+    references = [["x y"], ["v w"], ["p q"]]
+    (note,) = of_words(
+        ["一二三四五六七八", "一二三四五六七", "一二三四五六七八九十一二三四五 六"], references
+    )
+    assert "2 of 3 captions" in note and "references" not in note.partition(",")[0]

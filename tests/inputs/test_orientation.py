@@ -17,6 +17,7 @@ import capeval_core
 from capeval_core.cache import FeatureCache
 from capeval_core.demo import demo_set
 from capeval_core.errors import InputError
+from tests.support.seams import check
 
 ORIENTATION = 0x0112
 
@@ -91,6 +92,24 @@ def test_turned_images_have_features_of_their_own(tmp_path: Path) -> None:
     for path, orientation in zip(paths, (1, 3), strict=True):
         path.write_bytes(lying(orientation))
     assert scored(paths, cache=cache, exif="turn").scores != scored(paths, cache=cache).scores
+
+
+def test_images_of_samples_are_turned_or_as_stored_again_for_the_next_metric() -> None:
+    """Checked images are handed from one metric to another, which may take them the other way."""
+    pictures = [lying(6), lying(1), lying(6)]
+    stored, turned = (check(["a"] * 3, pictures, upright=upright).images for upright in (False, True))
+    keys = {upright: [image.key for image in images] for upright, images in ((False, stored), (True, turned))}
+    assert keys[False] != keys[True]
+    for images in (stored, turned):
+        for upright in (False, True):
+            again = check(["a"] * 3, images, upright=upright).images
+            assert [image.key for image in again] == keys[upright]
+            size = (96, 150) if upright else (150, 96)
+            assert [image.load().size for image in again] == [size, (150, 96), size]
+    shared = [stored[0], stored[1], stored[0]]
+    first, _, last = check(["a"] * 3, shared, upright=True).images
+    assert first.source is last.source  # read once, as before
+    assert [image.where for image in check(["a"] * 2, turned[1:]).images] == ["images[0]", "images[1]"]
 
 
 def test_kept_rows_are_of_one_setting(tmp_path: Path) -> None:

@@ -116,6 +116,86 @@ def test_windows_keep_their_place() -> None:
 # ---- everything that is wrong, at once
 
 
+def told(captions: Any, images: Any, references: Any = None, **options: Any) -> dict[str, str]:
+    """What is wrong, with the way out, by its place."""
+    with pytest.raises(ProblemsError) as caught:
+        check(captions, images, references, **options)
+    return {problem.where: f"{problem.text}: {problem.fix}" for problem in caught.value.problems}
+
+
+def test_each_wrong_text_is_named_by_its_place_and_kind() -> None:
+    captions = ["a dog", "", " \n", None, 5, b"a dog", "\ud800 x", ["a"]]
+    messages = told(captions, [GREY] * 8)
+    assert list(messages) == [f"captions[{i}]" for i in range(1, 8)]
+    for place, words in (
+        (1, "is empty: write a caption or pass empty='score'"),
+        (2, "is empty (only whitespace): "),
+        (3, "is missing: write a caption"),
+        (4, "the number 5"),
+        (5, "decode it first"),
+        (6, "lone surrogate"),
+        (7, "list"),
+    ):
+        assert words in messages[f"captions[{place}]"]
+    assert "decode" not in messages["captions[4]"] and "whitespace" not in messages["captions[1]"]
+    references = [["a", " "], [], None, 5, [["b"]], "['a', 'b']", ["x", None, "y", ""]]
+    messages = told(["a dog"] * 7, [GREY] * 7, references)
+    assert list(messages) == [
+        "references[0][1]", "references[1]", "references[2]", "references[3]", "references[4][0]",
+        "references[5]", "references[6][1]", "references[6][3]",
+    ]  # fmt: skip
+    assert "write one reference at least" in messages["references[1]"]
+    assert "a list written as text" in messages["references[5]"]
+
+
+def test_lengths_that_differ_are_stated_with_the_way_out() -> None:
+    length = "len(captions)=3 but len(images)=2"
+    assert (
+        length in told(["a"] * 3, [GREY] * 2)[""]
+        and "one image per caption" in told(["a"] * 3, [GREY] * 2)[""]
+    )
+    message = told(["a"] * 3, [GREY] * 3, [["x"] * 3] * 2)[""]
+    assert "len(captions)=3 but len(references)=2" in message and "list(zip(*references))" in message
+    assert "zip" not in told(["a"] * 3, [GREY] * 3, [["x"] * 3, ["y"] * 2])[""]
+    both = told(["a"] * 3 + [""], [GREY] * 2, [["x"]])
+    assert list(both) == ["captions[3]", ""]
+    assert "captions" in told([], []) and "is empty" in told([], [])["captions"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_single"),
+    [
+        ((4, 6), True), ((4, 6, 3), True), ((4, 6, 4), True), ((4, 6, 1), True), ((3, 4, 6), True),
+        ((1, 4, 6), True), ((2, 4, 6), False), ((4, 4, 6), False), ((2, 4, 6, 3), False), ((), True),
+    ],
+)  # fmt: skip
+def test_an_array_is_one_image_or_many_by_its_axes(shape: tuple[int, ...], is_single: bool) -> None:
+    images = np.zeros(shape, "uint8")
+    if not is_single:
+        assert len(check(["a"] * shape[0], images).images) == shape[0]
+        return
+    messages = told(["a"], images)
+    assert list(messages) == ["images"]
+    if shape and shape[0] not in (1, 3):
+        assert "is a single image: pass a list, images=[image]" in messages["images"]
+
+
+def test_pools_become_rows_that_know_their_image_and_place() -> None:
+    pools = [["a", "b", "c"], ["d", "e"], ["f"]]
+    samples = check(pools, [GREY, 255 - GREY, GREY], pools=True)
+    assert samples.captions == list("abcdef") and list(samples.indices) == [0, 1, 2, 3, 4, 5]
+    assert (samples.candidates, samples.places) == ([0, 1, 2, 0, 1, 0], [0, 0, 0, 1, 1, 2])
+    assert [image.where for image in samples.images] == ["images[0]"] * 3 + ["images[1]"] * 2 + ["images[2]"]
+    assert samples.starts == [0, 3, 5]
+    part = samples[1:6]
+    assert (part.captions, part.starts) == (list("bcdef"), [0, 2, 4])
+    assert samples.select([4, 5, 0]).starts == [0, 1, 2]
+    assert samples.select([1, 2]).starts == [0]
+    messages = told([["a", ""], [], "b", None], [GREY] * 4, pools=True)
+    assert list(messages) == ["captions[0][1]", "captions[1]", "captions[2]", "captions[3]"]
+    assert "a single string" in messages["captions[2]"]
+
+
 # ---- images
 
 

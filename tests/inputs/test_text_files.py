@@ -196,6 +196,52 @@ def test_quotation_marks_in_tables_with_tabs(tmp_path: Path, lines: str, expecte
     assert [text for _, text in read_texts(path)] == expected
 
 
+NUMBERED = "id,{}\nw,a dog,a dog,a dog\nx,at one,at two,at three\n"
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("caption,caption_2,caption_3", ["one", "two", "three"]),  # the first has no number
+        ("caption_3,caption,caption_2", ["two", "three", "one"]),
+        ("caption_10,caption_2,caption_1", ["three", "two", "one"]),
+        ("caption 3,Caption2,caption_2", ["two", "three", "one"]),
+        ("caption_0,caption_1,caption_2", ["one", "two", "three"]),
+        ("title,caption_2,caption_1", ["three", "two"]),  # of a later list of names
+    ],
+)
+def test_numbered_columns_are_texts_of_one_image_by_their_numbers(
+    tmp_path: Path, header: str, expected: list[str]
+) -> None:
+    path = written(tmp_path, NUMBERED.format(header), "c.csv")
+    texts = [
+        text.removeprefix("at ") for image_id, text in read_texts(path, references=True) if image_id == "x"
+    ]
+    assert texts == expected
+
+
+@pytest.mark.parametrize(
+    ("header", "groups"),
+    [
+        ("caption,caption_1,caption_2", ["caption", "caption_1,caption_2"]),
+        ("caption,caption_0,caption_1", ["caption", "caption_0,caption_1"]),
+        ("caption_1,sentence_1,caption", ["caption_1", "sentence_1", "caption"]),
+        ("caption_2015,text,caption_1", ["text", "caption_1"]),  # a year is part of a name
+    ],
+)
+def test_columns_of_references_that_differ_are_refused_by_name_and_first_record(
+    tmp_path: Path, header: str, groups: list[str]
+) -> None:
+    content = NUMBERED.replace("w,a dog,a dog,a dog", "w,a dog,,").format(header)
+    path = written(tmp_path, content, "c.csv")
+    with pytest.raises(FileError) as caught:
+        read_texts(path, references=True)
+    message = str(caught.value)
+    assert f"has {' and '.join(map(repr, groups))}, which differ (line 3)" in message, message
+    for group in groups:
+        assert f"reference_column={group!r}" in message, message
+
+
 # ---- lists that became text
 
 LISTS = {"x": ["a dog", "it's a dog"], "y": ['a "big" cat', "a cat, black\nand white"], "z": ["one"]}

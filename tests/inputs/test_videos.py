@@ -52,6 +52,33 @@ def test_a_video_has_one_key_however_it_is_handed_in() -> None:
     assert visual("video", CLIP[:1]).key != visual("image", CLIP[0]).key
 
 
+@pytest.mark.parametrize(
+    ("sampling", "option"),
+    [
+        ({"fps": 0}, "fps"), ({"fps": -1.0}, "fps"), ({"fps": float("nan")}, "fps"),
+        ({"fps": float("inf")}, "fps"), ({"max_frames": 0}, "max_frames"),
+        ({"max_frames": 2**19 + 1}, "max_frames"), ({"fps": 2, "max_frames": 3}, "max_frames"),
+    ],
+)  # fmt: skip
+def test_a_sampling_that_gives_no_frames_is_refused_by_its_option(
+    sampling: dict[str, Any], option: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{option}="):
+        read_video(CLIP, **sampling)
+
+
+def test_frames_without_times_are_not_taken_by_the_second() -> None:
+    with pytest.raises(InputError, match="does not say when frames are shown, which fps needs"):
+        read_video(CLIP, fps=1)
+    for shape, of_one in (((4, 6, 3), True), ((4, 6), False), ((3, 4, 6), False), ((1, 2, 4, 6, 3), False)):
+        with pytest.raises(InputError) as caught:
+            visual("video", np.zeros(shape, "uint8"))
+        message = str(caught.value)
+        assert f"the frames have shape {shape}" in message and ("[None]" in message) is of_one
+    with pytest.raises(TypeError, match=r"videos\[2\]\[1\]"):
+        visual("video", [CLIP[0], 5], "videos[2]")
+
+
 @pytest.mark.parametrize("form", ["list", "folder"])
 def test_every_frame_is_checked_before_a_network_runs(form: str, tmp_path: Path) -> None:
     broken: Any = folder_of(tmp_path / "clip", "0.png", "1.png", "2.png")
@@ -218,6 +245,7 @@ def test_frames_before_a_damaged_end_are_used(form: str, zeros: bool) -> None:
     images, indices, why = read_video(cut)
     count = len(images)
     assert 0 < count < 40 and indices == list(range(count)) and why
+    assert f"frames end after {count}: " in why and "left out" not in why
     sound = count if form in ("mp4", "avi") else count - 1  # of the last one a part may be missing
     whole_images = read_video(whole)[0]
     assert all(images[i].tobytes() == whole_images[i].tobytes() for i in range(sound))
@@ -232,6 +260,8 @@ def test_the_length_that_a_file_states_is_compared() -> None:
     assert whole.count(stated) == 1
     for seconds, complete in ((4.9, True), (5.2, False)):
         assert (read_video(whole.replace(stated, struct.pack(">d", seconds * 1000)))[2] is None) == complete
+    longer = read_video(whole.replace(stated, struct.pack(">d", 5250.0)))[2]
+    assert longer == "frames end after 40: the file states 5.2 s, and ends at 4.0 s"
     assert read_video(whole[: len(whole) // 2])[2]
 
 
@@ -243,8 +273,9 @@ def test_a_damaged_frame_is_not_used(damaged: int) -> None:
     assert why
     if damaged:
         assert [image.tobytes() for image in images.values()] == sound[:damaged]
+        assert why.startswith(f"frames end after {damaged}: ")
     else:
-        assert len(images) == 11
+        assert len(images) == 11 and why == "damaged frames at its start are left out: 1"
 
 
 # ---- hostility: no other file is opened, and no frame beyond the bound of pixels
