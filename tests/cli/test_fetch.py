@@ -7,6 +7,7 @@ import io
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import sys
 import time
@@ -100,7 +101,7 @@ def test_from_nothing_to_a_score(place: Place, capeval: Capeval, tmp_path: Path)
 
     # Both see that they have the same file; nothing is fetched twice.
     (sha256,) = place.lock().values()
-    assert sha256[:12] in fetched.err and len(place.origin.requests) == 1
+    assert f"sha256 {sha256[:12]}..." in fetched.err and len(place.origin.requests) == 1
     assert capeval("fetch", "pacs", "refpacs").status == 0
     assert len(place.origin.requests) == 1
     assert capeval_core.load("pacs").signature() in scored.out
@@ -293,6 +294,112 @@ def test_a_copy_of_what_the_hub_has_is_refused(place: Place, capeval: Capeval, t
         assert ran.status == 2 and f"--from {copy}" in ran.err
 
 
+PLAIN = b"text" * 40_000
+"""What comes whole and is refused then, at once, as it is no checkpoint."""
+
+
+@pytest.fixture
+def plain_place(place: Place) -> Place:
+    place.origin.files[place.address.partition("?")[0]] = PLAIN
+    return place
+
+
+def test_a_server_is_given_the_time_that_it_asks_for(
+    plain_place: Place, capeval: Capeval, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In seconds, or until a date; at most as long as one waits, and not as long as one would by oneself."""
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    monkeypatch.setattr(LIMITS, "hub_waits", (7.0, 7.0, 7.0))
+    monkeypatch.setattr(LIMITS, "longest_wait", 5.0)
+    past = "Wed, 21 Oct 2015 07:28:00 GMT"
+    plain_place.origin.answers += [web.status(429, Retry_After=value) for value in ("5", past, "soon")]
+    ran = capeval("fetch", "pacs", "--accept")
+    assert "not a checkpoint" in ran.err, ran.err
+    assert slept == [5, 0, 7]
+    monkeypatch.setattr(LIMITS, "longest_wait", 4.0)
+    plain_place.origin.answers.append(web.status(429, Retry_After="5"))
+    ran = capeval("fetch", "pacs", "--accept")
+    assert ran.status == 1 and "429" in ran.err and "5 seconds" in ran.err and len(slept) == 3
+
+
+def test_a_resumed_file_needs_room_for_what_is_missing_alone(
+    plain_place: Place, capeval: Capeval, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = len(PLAIN)
+    partial = plain_place.cache / "weights" / PACS / ".downloads" / "clip_ViT-B-32.pth.partial"
+    plain_place.origin.answers += [web.cut(70_000), web.status(404)]
+    assert capeval("fetch", "pacs", "--accept").status == 1
+    held = partial.stat().st_size
+    assert 0 < held < size
+    usage = shutil.disk_usage(plain_place.cache)
+
+    def disk(capacity: int) -> Callable[[Any], Any]:
+        """Of a disk on which nothing but the unfinished file lies."""
+        return lambda path: usage._replace(
+            free=capacity - (partial.stat().st_size if partial.exists() else 0)
+        )
+
+    monkeypatch.setattr("shutil.disk_usage", disk(size - 1234))
+    ran = capeval("fetch", "pacs", "--accept")
+    assert ran.status == 1 and partial.stat().st_size == held
+    assert "1,234 bytes are missing" in ran.err and f"{size - 1234 - held:,} are free" in ran.err
+    monkeypatch.setattr("shutil.disk_usage", disk(size))
+    ran = capeval("fetch", "pacs", "--accept")
+    assert "not a checkpoint" in ran.err, ran.err
+    assert plain_place.origin.requests[-1][1] == f"bytes={held}-"
+
+
+def test_a_file_with_a_date_of_change_alone_is_resumed(plain_place: Place, capeval: Capeval) -> None:
+    changed = "Wed, 21 Oct 2015 07:28:00 GMT"
+
+    def begin(answer: Any, content: bytes) -> None:
+        length = str(len(content))
+        answer.send(200, content[:70_000], ETag='W/"1"', Last_Modified=changed, Content_Length=length)
+        answer.close_connection = True
+
+    def resume(answer: Any, content: bytes) -> None:
+        assert answer.headers["If-Range"] == changed
+        web.cut(len(content))(answer, content)
+
+    plain_place.origin.answers += [begin, resume]
+    ran = capeval("fetch", "pacs", "--accept")
+    assert "not a checkpoint" in ran.err, ran.err
+    first, second = (held for _, held in plain_place.origin.requests)
+    assert first is None and second == f"bytes={1 << 16}-"  # a piece of it
+
+
+def test_a_part_that_ends_early_is_named_with_both_sizes(
+    plain_place: Place, capeval: Capeval, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LIMITS, "hub_waits", ())
+    partial = plain_place.cache / "weights" / PACS / ".downloads" / "clip_ViT-B-32.pth.partial"
+    plain_place.origin.answers += [web.cut(70_000), web.shorter_part]
+    assert capeval("fetch", "pacs", "--accept").status == 1
+    held = partial.stat().st_size
+    ran = capeval("fetch", "pacs", "--accept")
+    assert ran.status == 1 and f"{held + 1000:,} of {len(PLAIN):,} bytes" in ran.err
+
+
+def test_a_release_may_be_a_quarter_larger_than_is_listed(plain_place: Place, capeval: Capeval) -> None:
+    count = len(PLAIN)
+    listed = next(size for size in range(count, 0, -1) if size + size // 4 < count)
+    with small_release(PACS, size=listed):
+        ran = capeval("fetch", "pacs", "--accept")
+    assert (
+        ran.status == 1 and f"{count:,} bytes" in ran.err and f"at most {listed + listed // 4:,}" in ran.err
+    )
+    with small_release(PACS, size=listed + 1):
+        assert "not a checkpoint" in capeval("fetch", "pacs", "--accept").err
+
+
+def test_all_files_that_a_lock_does_not_know_are_named(place: Place, capeval: Capeval) -> None:
+    ran = capeval("fetch", "umic-uniter-base", "--accept", "--locked")
+    assert ran.status == 2 and place.origin.requests == []
+    assert "umic-uniter-base/umic.pt" in ran.err and "umic-uniter-base/vocab.txt" in ran.err
+    assert str(place.cache / "capeval.lock") in ran.err
+
+
 def test_a_longer_body_is_another_file(place: Place, capeval: Capeval) -> None:
     with small_release(PACS, size=len(checkpoint())):
         place.origin.answers.append(web.longer)
@@ -418,6 +525,8 @@ def test_a_digest_of_the_catalogue_is_final(place: Place, capeval: Capeval) -> N
         for flags in ((), ("--update",), ("--locked",)):
             ran = capeval("fetch", "pacs", "--accept", *flags)
             assert ran.status == 2 and "the catalogue" in ran.err
+            for version, text in ((0, "has sha256"), (1, "the catalogue lists")):
+                assert f"{text} {web.sha256(checkpoint(version)).hexdigest()}" in ran.err
             assert place.folders == [] and not (place.cache / "capeval.lock").exists()
         # What was refused is not continued, but asked for again.
         assert [held for _, held in place.origin.requests] == [None] * 3
@@ -429,10 +538,12 @@ def test_a_lock_has_what_lies_in_the_cache(place: Place, capeval: Capeval, tmp_p
     assert capeval("fetch", "pacs", "--accept").status == 0
     noted = place.lock()
     project = tmp_path / "capeval.lock"
-    project.write_text(f'[[file]]\nname = "other/file"\naddress = "https://a"\nsha256 = "{"0" * 64}"\n')
+    project.write_text(f'[[file]]\nname = "zoo/file"\naddress = "https://a"\nsha256 = "{"0" * 64}"\n')
     assert capeval("fetch", "pacs", "--locked").status == 2  # it does not have it yet
     assert capeval("fetch", "pacs").status == 0
-    assert next(iter(noted.values())) in project.read_text() and "other/file" in project.read_text()
+    assert next(iter(noted.values())) in project.read_text() and "zoo/file" in project.read_text()
+    names = [file["name"] for file in tomllib.loads(project.read_text())["file"]]
+    assert names == [*noted, "zoo/file"]  # by name, not by when they came
     assert capeval("fetch", "pacs", "--locked").status == 0
     assert capeval("fetch", "pacs", "--lock", tmp_path / "other.lock").status == 0
     assert next(iter(noted.values())) in (tmp_path / "other.lock").read_text()

@@ -17,7 +17,7 @@ from capeval_core import load
 from capeval_core.demo import demo_set
 from capeval_core.registry import list_metrics, metric_class
 from tests.cli.conftest import Capeval, write_json
-from tests.hub import READER, WRITER, Hub, Repository, log_in, serving
+from tests.hub import READER, WRITER, Fault, Hub, Repository, log_in, serving
 from tests.support.seams import LIMITS, config_checksum
 
 SOURCE = "git+https://example.org/someone/capeval@1f3c9a2b"
@@ -71,6 +71,7 @@ def test_modules_become_spaces(capeval: Capeval, hub: Hub) -> None:
         assert held.keys() == {f"{name}.py", "app.py", "README.md", "requirements.txt"}
         requirement = rf"^capeval(\[page(,video)?\])? @ {re.escape(SOURCE)}$"
         assert re.search(requirement, held["requirements.txt"].decode(), re.M)
+        assert f"# From: {SOURCE}\n" in held[f"{name}.py"].decode()
         card = held["README.md"].decode()
         assert f'evaluate.load("someone/{name}"' in card and f"`pip install {SOURCE}`" in card
         weights = metric_class(name).default_weights
@@ -85,6 +86,8 @@ def test_what_is_there_already_makes_no_commit(capeval: Capeval, hub: Hub, folde
     held = files(hub, "other/mine")
     assert held.keys() == {"README.md", "config.json", "model.safetensors"}
     assert held["model.safetensors"] == (folder / "model.safetensors").read_bytes()
+    for name in ("pacs", "clips"):
+        assert "# From: capeval\n" in files(hub, f"spaces/capeval/{name}")[f"{name}.py"].decode()
     assert held["README.md"].endswith(b"load other/mine, other/pacs\n")
     assert hub.repositories["other/mine"].large == {"model.safetensors"}
     messages = {key: list(repository.messages) for key, repository in hub.repositories.items()}
@@ -101,6 +104,8 @@ def test_what_is_there_already_makes_no_commit(capeval: Capeval, hub: Hub, folde
     assert capeval(*weights, "--branch", "v0.4.6").status == 2  # reads like a version
     assert list(hub.repositories["other/mine"].names) == ["main", "trial"]
     assert "publish the weights first" in capeval("publish", "cards", "pacs-tiny").err
+    unknown = capeval("publish", "cards", "pacs-tinny")
+    assert unknown.status == 2 and "'pacs-tinny': did you mean 'pacs-tiny'" in unknown.err
     assert not any("/tag/" in request for request in hub.requests)
 
 
@@ -130,6 +135,9 @@ def test_weights_are_not_hosted_again_without_permission(
     ran = capeval(*publish)
     assert ran.status == 2 and not hub.requests
     assert all(part in ran.err for part in (reason, "--private", "--permission"))
+    authors = {"state no licence": "aimagelab/pacscore", "research use only": "SunzeY/AlphaCLIP"}
+    if reason in authors:
+        assert f"authors of the original (https://github.com/{authors[reason]}" in ran.err
     if "--licence" in reason:
         assert "authors of the original" not in ran.err
         dry = capeval(*publish, "--dry-run")
@@ -278,3 +286,22 @@ def test_who_may_not(
     monkeypatch.setenv("HF_TOKEN", token)
     ran = capeval("publish", "modules", "pacs", "--install-from", "pypi", "--namespace", namespace)
     assert ran.status == 2 and message in ran.err and hub.repositories == {}
+    assert "sent before" not in ran.err
+
+
+def test_where_one_of_several_fails_those_that_were_sent_are_named(capeval: Capeval, hub: Hub) -> None:
+    """And nothing of what comes after it."""
+    publish = ("publish", "modules", "pacs", "clips", "bleu", "--install-from", "pypi")
+    hub.faults.append(Fault("spaces/capeval/bleu", status=503))
+    ran = capeval(*publish)
+    sent = [line.partition(":")[0] for line in ran.out.splitlines()]
+    assert ran.status == 2 and sent == ["spaces/capeval/pacs", "spaces/capeval/clips"]
+    failure, _, rest = ran.err.partition("sent before that: ")
+    assert "spaces/capeval/bleu: " in failure and "status 503" in failure
+    assert rest.partition(";")[0] == ", ".join(sent) and "second run" in rest
+    assert not any(address in failure for address in sent)
+    hub.faults.clear()
+    again = capeval(*publish)
+    assert again.status == 0
+    unchanged = [line.partition(":")[0] for line in again.out.splitlines() if "unchanged" in line]
+    assert unchanged == sent

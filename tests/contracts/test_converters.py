@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections import OrderedDict
 from collections.abc import Callable
@@ -380,6 +381,15 @@ def test_the_text_tower_is_that_of_every_kind_of_base(tmp_path: Path) -> None:
             assert release.config[part] == expected.config[part]
 
 
+def test_an_image_tower_may_be_called_visual(tmp_path: Path) -> None:
+    alpha = RELEASES["Alpha-CLIP"]
+    expected = read(alpha, tmp_path)
+    release = read(alpha, tmp_path, prefixed("module.visual.", alpha.tensors(tmp_path)))
+    assert same(release, expected)
+    with pytest.raises(ValueError, match=r"plain CLIP.*zero_mask"):
+        read(alpha, tmp_path, torch.load(tmp_path / "manifest.pth", weights_only=True))
+
+
 def test_zeros_only_when_asked_for_and_no_other_base(tmp_path: Path) -> None:
     alpha = RELEASES["Alpha-CLIP"]
     read(alpha, tmp_path)
@@ -527,6 +537,183 @@ def test_a_decoder_that_differs_is_what_the_original_would_read_words_by(tmp_pat
     for wrapped in (content, prefixed("module.", content)):
         release = read(case, tmp_path, wrapped)
         assert torch.equal(release.tensors["embeddings.word_embeddings.weight"], content[DECODER])
+
+
+def test_a_task_is_one_of_the_checkpoints(tmp_path: Path) -> None:
+    case, bare = (RELEASES[f"ViLBERT, {name}"] for name in ("12-in-1", "pre-trained"))
+    assert read(case, tmp_path).config["task"] == 7  # COCO retrieval
+    for task in (0, 19):
+        assert read(case, tmp_path, task=task).config["task"] == task
+    with pytest.raises(ValueError, match="task") as caught:
+        read(case, tmp_path, task=20)
+    assert "task=20" in str(caught.value) and "0 to 19" in str(caught.value)
+    release = read(bare, tmp_path)
+    assert release.config["task"] is None and any("no task embeddings" in note for note in release.notes)
+    with pytest.raises(ValueError, match="task=3"):
+        read(bare, tmp_path, task=3)
+
+
+def test_layers_before_the_blocks_rise_to_their_number(tmp_path: Path) -> None:
+    case = RELEASES["ViLBERT, 12-in-1"]
+    architecture = read(case, tmp_path).config["architecture"]
+    blocks = len(architecture["text_layers_before"])
+    for name, stream in (("text_layers_before", "text"), ("visual_layers_before", "visual")):
+        layers = architecture[stream]["num_hidden_layers"]
+        assert architecture[name] == list(range(layers - blocks, layers))  # before each of the last ones
+        most = [layers] * blocks
+        stated = read(case, tmp_path, **{name: " , ".join(map(str, most))}).config["architecture"]
+        assert stated[name] == most
+        for wrong in ([layers + 1] * blocks, most[1:], [*most, layers], [layers] + [0] * (blocks - 1), ["x"]):
+            if wrong == [layers]:  # of one block it is right
+                continue
+            text = ",".join(map(str, wrong))
+            with pytest.raises(ValueError) as caught:
+                read(case, tmp_path, **{name: text})
+            assert f"{name}={text!r}" in str(caught.value)
+            assert f"{blocks} co-attention blocks and {layers} such layers" in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "added"), [("BLIP-2", True), ("UMIC", False)])
+def test_a_vocabulary_has_as_many_words_as_the_model(name: str, added: bool, tmp_path: Path) -> None:
+    case = RELEASES[name]
+    release = read(case, tmp_path)
+    file = tmp_path / "vocab.txt"
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert f"words: vocab.txt, sha256 {digest[:12]}..." in release.notes
+    words = file.read_text().splitlines()
+    assert release.config["vocabulary"] == words
+    other = tmp_path / "other.txt"
+
+    def converted(*words: str) -> Any:
+        other.write_text("\n".join(words) + "\n")
+        return read(case, tmp_path, vocabulary=str(other))
+
+    for count in (len(words) - 2, len(words) + 1):
+        with pytest.raises(ValueError) as caught:
+            converted(*[*words, "more"][:count])
+        assert f"has {count} words, but the model has {len(words)}" in str(caught.value)
+        assert str(other) in str(caught.value) and "google-bert" not in str(caught.value)
+        assert ("[DEC] included" in str(caught.value)) is added
+    if added:
+        assert converted(*words[:-1]).config["vocabulary"] == [*words[:-1], "[DEC]"]
+        with pytest.raises(ValueError, match=f"has {len(words) - 1} words"):
+            converted(*words[:-2], "[DEC]")
+    else:
+        with pytest.raises(ValueError, match=f"has {len(words) - 1} words"):
+            converted(*words[:-1])
+    bert = "bert-base-uncased" if added else "bert-base-cased"
+    with pytest.raises(ValueError, match="vocabulary") as caught:
+        read(case, tmp_path, vocabulary=None)
+    assert f"https://huggingface.co/google-bert/{bert}" in str(caught.value)
+
+
+# Notes and messages of all
+
+
+def test_notes_say_what_was_taken_off_left_out_and_widened(tmp_path: Path) -> None:
+    case = RELEASES["CLIP"]
+    tensors = case.tensors(tmp_path)
+    plain = read(case, tmp_path).notes
+    assert not any("prefix" in note or "left out" in note or "stored as" in note for note in plain)
+    notes = read(case, tmp_path, prefixed("module.model.", tensors)).notes
+    assert sum("prefix 'module.model.'" in note for note in notes) == 1
+    unread = {name: torch.ones(1) for name in ("input_resolution", "context_length", "vocab_size")}
+    mixed = {
+        **tensors,
+        **unread,
+        BLOCK: tensors[BLOCK].half(),
+        "ln_final.bias": tensors["ln_final.bias"].bfloat16(),
+    }
+    notes = read(case, tmp_path, mixed).notes
+    (left_out,) = [note for note in notes if "left out" in note]
+    assert "left out 3 tensors" in left_out and all(repr(name) in left_out for name in unread)
+    assert "bfloat16 and float16 tensors were stored as float32" in notes
+    text = read(case, tmp_path).config["architecture"]["text"]
+    heads = f"text heads: {text['heads']} of width {text['width'] // text['heads']} "
+    assert sum(note.startswith(heads) for note in notes) == 1
+
+
+def test_counters_that_are_missing_are_counted(tmp_path: Path) -> None:
+    case = RELEASES["CLIP's ResNet"]
+    names = [name for name in read(case, tmp_path).tensors if name.endswith("num_batches_tracked")]
+    tensors = {**case.tensors(tmp_path), **{name: torch.tensor(7) for name in names}}
+    assert not any("counters" in note for note in read(case, tmp_path, tensors).notes)
+    for count in (1, len(names)):
+        without = {name: tensor for name, tensor in tensors.items() if name not in names[:count]}
+        release = read(case, tmp_path, without)
+        assert any(f"{count} BatchNorm counters were missing" in note for note in release.notes)
+        values = [release.tensors[name].item() for name in names]
+        assert values == [0] * count + [7] * (len(names) - count)
+
+
+@pytest.mark.parametrize("count", [1, 6, 7, 9])
+def test_what_does_not_fit_is_counted_and_named_by_its_first_names(count: int, tmp_path: Path) -> None:
+    case = RELEASES["CLIP"]
+    tensors = dict(case.tensors(tmp_path))
+    names = [name for name in tensors if name.startswith("transformer.") and name.endswith(".bias")][:count]
+    assert len(names) == count
+    shapes_before = {name: tuple(tensors[name].shape) for name in names}
+    for name in names:
+        tensors[name] = torch.ones(5)
+    added = [f"ln_final.extra{i}" for i in range(count)]
+    tensors |= {name: torch.ones(1) for name in added}
+    with pytest.raises(ValueError) as caught:
+        read(case, tmp_path, tensors)
+    message = str(caught.value)
+    assert f"{count} tensors have another shape" in message
+    assert f"{count} tensors are not part of the architecture" in message
+    more = f" and {count - 6} more" if count > 6 else ""
+    assert ", ".join(map(repr, added[:6])) + more in message and "more" not in message.replace(
+        more or "?", ""
+    )
+    assert all(name not in message for name in added[6:])
+    found = [name for name in names if f"{name} (5,) instead of {shapes_before[name]}" in message]
+    assert len(found) == min(count, 6)
+
+
+def test_a_second_tensor_of_one_name_is_refused(tmp_path: Path) -> None:
+    case = RELEASES["UMIC"]
+    tensors = dict(case.tensors(tmp_path))
+    old = next(name for name in tensors if name.endswith("LayerNorm.weight"))
+    new = old.replace("LayerNorm.weight", "LayerNorm.gamma")
+    with pytest.raises(ValueError) as caught:
+        read(case, tmp_path, {**tensors, new: tensors[old]})
+    assert f"{new} is a second " in str(caught.value)
+    assert str(caught.value).index(new) < str(caught.value).index("is a second")
+
+
+def test_notes_of_adapters_count_those_that_are_merged(tmp_path: Path) -> None:
+    case = RELEASES["PAC-S++"]
+    pairs = {re.split(r"[._]lora_", name)[0] for name in case.tensors(tmp_path) if "lora" in name}
+    of_mlp = sum(".mlp." in name for name in pairs)
+    assert 0 < of_mlp < len(pairs)
+    for adapters, merged in (("released", len(pairs) - of_mlp), ("all", len(pairs)), ("none", 0)):
+        notes = read(case, tmp_path, adapters=adapters).notes
+        about = f"{merged} low-rank adapters were merged into their weights, {len(pairs) - merged} ignored"
+        assert f"{about} ({adapters})" in notes
+        assert any("script ignores adapters of MLP" in note for note in notes) is (adapters == "released")
+        assert any("evaluation mode" in note for note in notes) is (adapters != "none")
+    tensors = case.tensors(tmp_path)
+    attention = {
+        name: tensor for name, tensor in tensors.items() if "lora" not in name or ".mlp." not in name
+    }
+    notes = read(case, tmp_path, attention).notes
+    assert any(f"{len(pairs) - of_mlp} low-rank adapters" in note and "0 ignored" in note for note in notes)
+    assert not any("script ignores adapters of MLP" in note for note in notes)
+
+
+def test_the_prompt_of_pac_s_is_that_of_texts_of_up_to_77_ids(tmp_path: Path) -> None:
+    case = RELEASES["CLIP"]
+    config = read(case, tmp_path).config
+    tensors = dict(case.tensors(tmp_path))
+    assert config["constants"] == {"prompt": "A photo depicts "}
+    context = tensors["positional_embedding"].shape[0]
+    for length, expected in ((77, config["constants"]), (78, {})):
+        table = torch.ones(length, tensors["positional_embedding"].shape[1])
+        assert context <= 77
+        changed = read(case, tmp_path, {**tensors, "positional_embedding": table}).config
+        assert changed["constants"] == expected
+        assert changed["architecture"]["text"]["context_length"] == length
 
 
 # Detectors

@@ -398,6 +398,7 @@ def test_what_a_type_cannot_hold_is_refused(dtype: torch.dtype, tmp_path: Path) 
         ("vilbert", "architecture.visual_layers_before", [1]),
         ("vilbert", "architecture.tasks", 0),
         ("vilbert", "task", None),
+        ("vilbert", "task", 20),  # of 20 tasks, counted from 0
         ("sam", "architecture.vision.mlp_dim", 1 << 12),
         ("alpha_clip", "mask", {"mean": 0.5}),
         ("alpha_clip", "mask", {"mean": 0, "std": -1}),
@@ -416,8 +417,37 @@ def test_settings_that_do_not_go_together_are_refused(
 ) -> None:
     """By the config alone, or by the tensors' header: before a tensor is read."""
     place = edited(kind, tmp_path, key, value)
-    with pytest.raises(ValueError, match="weights 'edited'"):
+    with pytest.raises(ValueError, match="weights 'edited'") as caught:
         seams.network(kind, place)
+    assert "canary" not in str(caught.value)
+    if kind == "vilbert":
+        assert key.rpartition(".")[2].removesuffix("s") in str(caught.value)
+        assert value is None or str(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("vilbert", "task", 0),
+        ("vilbert", "task", 19),
+        ("vilbert", "architecture.text_layers_before", [0, 4]),
+        ("vilbert", "architecture.text_layers_before", [4, 4]),
+        ("vilbert", "architecture.visual_layers_before", [3, 3]),
+        ("vilbert", "context_length", 40),
+        ("uniter", "context_length", 40),
+    ],
+)
+def test_settings_at_their_bounds_are_taken(kind: str, key: str, value: Any) -> None:
+    network = opened(kind)
+    config = json.loads(json.dumps({name: part for name, part in network.config.items() if name != "canary"}))
+    *parts, last = key.split(".")
+    part = config
+    for name in parts:
+        part = part[name]
+    part[last] = value
+    changed = seams.network(kind, config, dict(network.model.state_dict()))
+    (found,) = run(changed, items(kind, 1))
+    assert found["error"] is None and all(np.isfinite(array).all() for array in arrays(found).values())
 
 
 def test_a_config_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -446,6 +476,22 @@ def test_boxes_lie_in_their_image_best_first(kind: str) -> None:
         assert (boxes >= 0).all() and (boxes <= np.array([width, height] * 2) + beyond).all()
         assert (boxes[:, 2:] >= boxes[:, :2]).all() and (np.diff(scores) <= 0).all()
         assert len(boxes) == len(found["features"]) >= 1 and found["size"] == (width, height)
+
+
+def test_a_layer_of_vilbert_is_counted_from_either_end() -> None:
+    network, given = opened("vilbert"), items("vilbert", 1)
+
+    def features(layer: int) -> Any:
+        return arrays(next(iter(seams.encode(network, given, [TEXTS[:2]], layer=layer))))
+
+    for layer in (0, 1):
+        assert distance(features(layer), features(layer - 2)) == 0
+    assert distance(features(0), features(1)) > 0
+    for layer in (2, -3):
+        with pytest.raises(ValueError, match=f"layer={layer}: ") as caught:
+            features(layer)
+        assert "2 co-attention blocks" in str(caught.value) and "0 to 1" in str(caught.value)
+        assert "-2 to -1" in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["clip", "blip2", "faster_rcnn", "x152", "scene_regions", "sam"])

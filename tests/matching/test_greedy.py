@@ -312,3 +312,81 @@ def test_a_fork_does_not_wait_for_its_parent() -> None:
     finally:
         stop.set()
         thread.join()
+
+
+ROWS = torch.eye(4)
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"x_lengths": [2, -3, 2]}, ["x_lengths[1] is -3"]),
+        ({"y_lengths": [4, -1]}, ["y_lengths[1] is -1"]),
+        ({"x_of_pair": [0, 1, 2], "y_of_pair": [0, 0, 0]}, ["x_of_pair[2] is 2", "2 x sets"]),
+        ({"x_of_pair": [0, -1, 1], "y_of_pair": [0, 0, 0]}, ["x_of_pair[1] is -1", "2 x sets"]),
+        ({"x_of_pair": [0] * 3, "y_of_pair": [0, 7, 0]}, ["y_of_pair[1] is 7", "2 y sets"]),
+        ({"x_of_pair": [0] * 3, "y_of_pair": [0] * 5}, ["3 in x_of_pair", "5 in y_of_pair"]),
+        ({"x_weights": [1, 0, 2, -0.5]}, ["x_weights[3] is -0.5", "1e+15"]),
+        ({"y_weights": [1, float("nan"), 2, 2e15]}, ["y_weights[1] is nan", "y_weights[3] is 20000"]),
+        ({"y_weights": [1, 2]}, ["y_weights has shape (2,)", "4 rows of y"]),
+        ({"x_padded": [True]}, ["x_padded has shape (1,)", "2 pairs"]),
+        ({"y_padded": [0, 1]}, ["y_padded has shape (2,)", "2 pairs"]),
+        ({"weighted_similarity": True}, ["x_weights, y_weights"]),
+        ({"path": "slice"}, ["'slice'", "did you mean 'slices'", "reference, slices, buckets, triton"]),
+        ({"x_lengths": [1.5, 2.5]}, ["x_lengths has shape (2,)", "whole numbers"]),
+        ({"y_lengths": [[2, 2]]}, ["y_lengths has shape (1, 2)", "whole numbers"]),
+        ({"y": ROWS.long()}, ["y is torch.int64"]),
+        ({"x": ROWS.numpy()}, ["x is a ndarray"]),
+        ({"y": ROWS[0]}, ["y has shape (4,)"]),
+    ],
+)
+def test_a_wrong_argument_is_named_with_its_place_and_value(options: Any, parts: list[str]) -> None:
+    given_arguments: dict[str, Any] = {
+        "x": ROWS,
+        "y": ROWS,
+        "x_lengths": [2, 2],
+        "y_lengths": [2, 2],
+        **options,
+    }
+    with pytest.raises((ValueError, TypeError)) as caught:
+        greedy_match(**given_arguments)
+    for part in parts:
+        assert part in str(caught.value), str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["reference", "slices", "buckets"])
+def test_weights_average_and_those_of_zero_are_flagged(path: Any) -> None:
+    """Worked out by hand; weights may be as large as 1e15, and of one side alone."""
+    x = torch.tensor([[1.0, 0], [3, 4], [0, -1], [0, 0]])
+    y = torch.tensor([[2.0, 0], [0, 1]])
+    # Maxima of x: 1 and 0.8, then 0 and 0; of y: 1 and 0.8, then 0 and 0 (of the row of zeros).
+    pairs: dict[str, Any] = {"x_of_pair": [0, 1, 1], "y_of_pair": [0, 0, 1], "path": path}
+    match = greedy_match(
+        x, y, [2, 2], [2, 0], x_weights=[1e15, 3e15 / 4, 0, 0], y_weights=[0, 2], return_maxima=True, **pairs
+    )
+    assert match.x_maxima is not None
+    assert match.x_maxima.tolist() == pytest.approx([1, 0.8, 0, 0, 0, 0])
+    assert match.precision.tolist() == pytest.approx([(1 + 0.75 * 0.8) / 1.75, 0, 0])
+    assert match.recall.tolist() == pytest.approx([0.8, 0, 0])
+    assert match.x_weightless.tolist() == [False, True, True]
+    assert match.y_weightless.tolist() == [False, False, True]
+    weighted = greedy_match(
+        x, y, [2, 2], [2, 0], x_weights=[2, 3, 1, 0], weighted_similarity=True, return_maxima=True, **pairs
+    )
+    assert weighted.x_maxima is not None and weighted.y_maxima is not None
+    assert weighted.x_maxima.tolist() == pytest.approx([2, 2.4, 0, 0, 0, 0])
+    assert weighted.y_maxima.tolist() == pytest.approx([2, 2.4, 0, 0])
+    assert weighted.precision.tolist() == pytest.approx([(2 * 2 + 3 * 2.4) / 5, 0, 0])
+    assert weighted.recall.tolist() == pytest.approx([2.2, 0, 0])
+    assert weighted.x_weightless.tolist() == [False, False, False]
+
+
+def test_a_match_of_no_pair_is_empty() -> None:
+    match = greedy_match(
+        ROWS, ROWS, [4], [4], x_of_pair=[], y_of_pair=[], return_maxima=True, return_indices=True
+    )
+    for value in (match.precision, match.recall, match.f, match.x_maxima, match.y_indices):
+        assert value is not None and value.shape == (0,)
+    assert match.x_offsets is not None and match.x_offsets.tolist() == [0]
+    assert match.x_maxima is not None and match.x_maxima.dtype == torch.float32
+    assert match.x_indices is not None and match.x_indices.dtype == torch.int64

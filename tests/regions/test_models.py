@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +59,9 @@ def test_objects_equal_those_of_transformers(cache: Path, image: Image.Image, sa
     regions, boxes = source.segment(image), opened("rectangles").segment(image)
     assert source.name == f"objects:{SEGMENTER}@{commit('main')[:8]}+{DETECTOR}@{commit('main')[:8]}"
     assert opened(f"objects:{sam_folder}").fingerprint == source.fingerprint
+    narrow = opened(f"objects:{sam_folder}", dtype="bfloat16").fingerprint.split("-")
+    wide = source.fingerprint.split("-")
+    assert len(wide) == len(narrow) and sum(a != b for a, b in zip(wide, narrow, strict=True)) == 2
     assert regions.size == (100, 160)
     assert len(regions) + regions.dropped == len(boxes) + boxes.dropped > 5
 
@@ -76,7 +82,9 @@ def test_objects_equal_those_of_transformers(cache: Path, image: Image.Image, sa
     assert (regions.masks() != masks).mean() < 1e-3
 
 
-def test_owlv2_boxes_equal_those_of_transformers(image: Image.Image, owlv2_folder: Path) -> None:
+def test_owlv2_boxes_equal_those_of_transformers(
+    image: Image.Image, owlv2_folder: Path, tmp_path: Path
+) -> None:
     """The best box is the one that its own one-shot detection takes as its query."""
     from transformers import Owlv2ForObjectDetection, Owlv2ImageProcessor
 
@@ -95,7 +103,17 @@ def test_owlv2_boxes_equal_those_of_transformers(image: Image.Image, owlv2_folde
     names = [f"rectangles:{owlv2_folder}{more}" for more in ("", ",threshold=0", ",threshold=1")]
     fingerprints = {opened(name).fingerprint for name in names}
     fingerprints.add(opened(names[0], dtype="bfloat16").fingerprint)
-    assert len(fingerprints) == 4
+    other_pixels = Path(shutil.copytree(owlv2_folder, tmp_path / owlv2_folder.name))
+    file = other_pixels / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"image_mean": [0.5, 0.5, 0.5]}))
+    fingerprints.add(opened(f"rectangles:{other_pixels}").fingerprint)
+    assert len(fingerprints) == 5
+    # The least sure box is one at its own objectness, not one above it.
+    bound = float(ours.quality[-1])
+    assert len(opened(f"rectangles:{owlv2_folder},threshold={bound!r}").segment(image)) == len(ours)
+    # A share of the longer side, also where that is the height.
+    tall = opened(f"rectangles:{owlv2_folder}").segment(image.transpose(Image.Transpose.TRANSPOSE))
+    assert (tall.boxes <= np.array([100, 160] * 2)).all() and tall.boxes[:, 3].max() > 100
     for mask, (x0, _, _, y1) in zip(ours.masks(), ours.boxes, strict=True):
         rows, columns = np.nonzero(mask)
         assert mask.sum() == (np.ptp(rows) + 1) * (np.ptp(columns) + 1)
@@ -131,5 +149,63 @@ def test_every_form_of_a_release_converts_to_the_same_weights(tmp_path: Path, im
     out = str(tmp_path / "made")
     assert main(["convert", "regions", str(tmp_path / "whole.pt"), "--out", out, "--decoder-heads", "2"]) == 0
     assert opened(f"everything:{out}").name.startswith("everything:made@")
-    with pytest.raises(ValueError, match="owlv2"):
+    with pytest.raises(ValueError, match=rf"type 'sam'.*'owlv2'.*{DETECTOR}"):
         opened(f"rectangles:{out}")
+    two = convert("sam", tmp_path / "l2.pt", decoder=tmp_path / "decoder.pt")
+    for release, notes in ((first, ["2 attention heads, as given"]), (two, ["of decoder.pt", "8 attention"])):
+        for note in notes:
+            assert any(note in text for text in release.notes), note
+    assert not any("of " in note for note in first.notes if note.startswith("decoder"))
+    assert not any("as given" in note for note in two.notes)
+    torch.save({**decoder, "PromtEncoder": {}}, tmp_path / "part.pt")
+    with pytest.raises(ValueError) as caught:
+        convert("sam", tmp_path / "l2.pt", decoder=tmp_path / "part.pt")
+    assert f"{tmp_path / 'l2.pt'} and {tmp_path / 'part.pt'}" in str(caught.value)
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("kind", ["objects", "everything", "rectangles"])
+def test_a_model_of_regions_that_is_not_there_is_named_with_one_that_fits(kind: str, tmp_path: Path) -> None:
+    default = DETECTOR if kind == "rectangles" else SEGMENTER
+    with pytest.raises(ValueError) as caught:
+        opened(f"{kind}:no/such")
+    for part in (
+        "'no/such'",
+        f"The default is {default}",
+        "hf download no/such",
+        "HF_HUB_OFFLINE",
+        "colours",
+    ):
+        assert part in str(caught.value), part
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "config.json").write_text("{}")
+    (tmp_path / "file.pt").write_bytes(b"")
+    for name, parts in (
+        ("empty", [repr("empty"), "config.json", default]),
+        ("config", [repr("config"), "model.safetensors", default]),
+        ("file.pt", ["is a file", f"capeval convert regions {tmp_path / 'file.pt'}"]),
+        ("nothing", ["neither a folder nor a Hub id", "colours"]),
+    ):
+        with pytest.raises(ValueError) as caught:
+            opened(f"{kind}:{tmp_path / name}")
+        for part in (str(tmp_path / name), *parts):
+            assert part in str(caught.value), part
+
+
+def test_the_default_models_are_compared_with_the_digests_of_the_catalogue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sam_folder: Path
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    with pytest.raises(ValueError) as caught:
+        opened("everything")
+    assert repr(SEGMENTER) in str(caught.value) and "The default is" not in str(caught.value)
+    cached(tmp_path / "hub", SEGMENTER, sam_folder)
+    with pytest.raises(ValueError, match=r"the catalogue lists [0-9a-f]{64}") as caught:
+        opened("everything")
+    digest = hashlib.sha256((sam_folder / "model.safetensors").read_bytes()).hexdigest()
+    assert f"{SEGMENTER}/model.safetensors" in str(caught.value) and f"has sha256 {digest}" in str(
+        caught.value
+    )
+    assert f"the catalogue lists {digest}" not in str(caught.value)

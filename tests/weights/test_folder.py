@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import shlex
@@ -76,7 +78,8 @@ def test_a_clip_of_transformers_names_the_command_that_converts_it(
     tmp_path: Path, images: list[Path]
 ) -> None:
     tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    vision = {**tower, "image_size": 32, "patch_size": 16}
+    vision = {**tower, "image_size": 32, "patch_size": 16, "num_attention_heads": 4}
+    tower["hidden_act"] = vision["hidden_act"] = "gelu"
     model = CLIPModel(CLIPConfig(text_config=tower, vision_config=vision, projection_dim=8))
     folder = tmp_path / "clip-vit-base-patch32"
     model.save_pretrained(folder)
@@ -87,4 +90,102 @@ def test_a_clip_of_transformers_names_the_command_that_converts_it(
     converted = tmp_path / "converted"
     command = shlex.split(advice[1].replace("FOLDER", shlex.quote(str(converted))))
     assert main(command) == 0
+    config = json.loads((converted / "config.json").read_text())
+    assert config["activation"] == "gelu"
+    assert (
+        config["architecture"]["text"]["heads"] == 2 and config["architecture"]["vision"]["head_width"] == 8
+    )
     assert 0 <= capeval_core.load("clips", weights=str(converted)).score(["a dog"], images[:1]).mean <= 2.5
+    (folder / "config.json").write_text('{"model_type": "clip", "text_config": {}}')
+    with pytest.raises(ValueError, match="--activation quick_gelu --out") as caught:  # which is their default
+        capeval_core.load("clips", weights=str(folder))
+    assert f"{folder / 'model.safetensors'}" in str(caught.value)
+
+
+def test_a_folder_that_is_not_one_of_weights_is_named_with_what_it_holds(tmp_path: Path) -> None:
+    place = tmp_path / "photos"
+    place.mkdir()
+    for names, listed in (([], "nothing"), (["b", "a"], "a, b"), (list("gfedcba"), "a, b, c, d, e")):
+        for name in names:
+            (place / name).write_text("")
+        with pytest.raises(ValueError) as caught:
+            loaded(place)
+        assert f"{place} has no config.json (it holds {listed})" in str(caught.value)
+        assert "weights 'photos'" in str(caught.value)
+    (place / "config.json").write_text('{"format": 1, "encoder": "clip"}')
+    with pytest.raises(ValueError, match=r"has no model\.safetensors"):
+        loaded(place)
+    (place / "config.json").write_text('{"format": 2}')
+    with pytest.raises(ValueError, match='"format": 1'):
+        loaded(place)
+    (place / "config.json").write_text('{"format": 1, "checksum": 3}')
+    (place / "model.safetensors").write_text("")
+    with pytest.raises(ValueError, match="checksum"):
+        loaded(place)
+
+
+def test_damaged_weights_that_are_fetched_are_deleted_and_fetched_again(folder: Path) -> None:
+    """Others are downloaded or converted again; both sums are in the message."""
+    listed = folder.rename(folder.with_name("pacs-clip-vit-b-32"))
+    stated = json.loads((listed / "config.json").read_text())["checksum"]["model.safetensors"]
+    (listed / "model.safetensors").write_bytes(b"damaged")
+    digest = hashlib.sha256(b"damaged").hexdigest()
+    for place, fix in (
+        (listed, f"delete {listed}, and run `capeval fetch pacs-clip-vit-b-32`"),
+        (listed.with_name("mine"), "download or convert it again"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            loaded(listed.rename(place))
+        place.rename(listed)
+        for part in (f"has sha256 {digest[:12]}...", f"has {stated[:12]}...", fix, f"weights {place.name!r}"):
+            assert part in str(caught.value), part
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("ViT-B/32", "capeval/pacs-clip-vit-b-32"),
+        ("pacs_clip_vit_base_patch32", "pacs-clip-vit-b-32"),
+        ("tinny", "tiny"),
+        ("vit", None),
+        ("no such model at all", None),
+    ],
+)
+def test_the_nearest_weights_of_a_metric_are_proposed(name: str, hint: str | None) -> None:
+    with pytest.raises(ValueError) as caught:
+        capeval_core.load("pacs", weights=name)
+    assert repr(name) in str(caught.value)
+    message = str(caught.value)
+    assert ("did you mean" in message) is (hint is not None), message
+    assert hint is None or hint.rpartition("/")[2] in message.partition("did you mean")[2]
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "expected"),
+    [
+        ("preprocess_cfg", {"resize_mode": "squash", "fill_color": 9}, {"resize": "squash"}),
+        ("preprocess_cfg", {"interpolation": "bilinear", "fill_color": 9}, {"interpolation": "bilinear"}),
+        ("preprocess_cfg", {"size": 64}, {"image_size": 64, "interpolation": "bicubic"}),
+        ("preprocess_cfg", {"resize_mode": "longest"}, {"resize": "longest"}),
+        ("preprocess_cfg", {"resize_mode": "longest", "fill_color": 9}, "9, expected 0"),
+        ("preprocess_cfg", {"size": [64, 32]}, "[64, 32]"),
+        ("preprocess_cfg", {"resize_mode": "crop"}, "'crop'"),
+        ("model_cfg", {"text_cfg": None}, "open_clip_config.json"),
+    ],
+)
+def test_preprocessing_of_open_clip_is_taken_as_it_is_or_refused(
+    part: str, changes: dict[str, Any], expected: Any, open_clip_folder: Path, tmp_path: Path
+) -> None:
+    place = Path(shutil.copytree(open_clip_folder, tmp_path / "copy"))
+    file = place / "open_clip_config.json"
+    config = json.loads(file.read_text())
+    config[part] |= changes
+    file.write_text(json.dumps(config))
+    if isinstance(expected, str):
+        with pytest.raises(ValueError, match="weights 'copy'") as caught:
+            loaded(place)
+        assert expected in str(caught.value)
+    else:
+        preprocessing = loaded(place).config["preprocessing"]
+        assert preprocessing.items() >= expected.items()
+        assert ("resize" in preprocessing) is ("resize" in expected)
