@@ -26,6 +26,10 @@ def test_help_fits_and_shows_what_a_flag_takes(words: list[str], capeval: Capeva
     assert (ran.status, ran.err) == (0, "") and ran.out.startswith(f"usage: capeval {words[0]}")
     usage, _, rest = ran.out.partition("\n\n")
     assert max(map(len, rest.splitlines())) <= 80 and "None:" not in rest
+    shown = " ".join(ran.out.split())
+    if "--help` says more" in shown:
+        what = usage.split()[3]
+        assert f"`capeval {words[0]} {what} --help` says more" in shown and len(words) == 1
     if words[0] == "score" and len(words) > 1:
         needs_images = "--images FOLDER" in rest or "--videos FOLDER" in rest
         assert needs_images != (words[1] in ("bleu", "rougel", "cider", "ciderd", "chair"))

@@ -166,6 +166,7 @@ def test_groups_in_every_format_and_for_several_systems(capeval: Capeval, files:
     for form in ("text", "markdown", "latex", "json", "csv"):
         found = capeval("score", "rougel,bleu", *given, "--format", form)
         assert found.status == 0 and "near-domain" in found.out, form
+        assert ("## By domain\n" in found.out) == (form == "markdown"), form
     lines = [*csv.DictReader(found.out.splitlines())]
     assert {line["group"] for line in lines} == {"", *DOMAINS[:2]}
     assert {line["system"] for line in lines} == {"captions", "again"}

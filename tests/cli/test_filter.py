@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -17,8 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.cli.conftest import Capeval
+from tests.cli.conftest import Capeval, write_json
 from tests.integrations.shard_files import rows_of, tar_members, write_parquet, write_tar
+from tools.captions import describe
+from tools.scenes import draw, sample_scene
 
 SCORE = ["shards", "score", "pacs", "--weights", "tiny", "--device", "cpu", "--output", "scores"]
 ROWS = rows_of(20)
@@ -43,6 +47,7 @@ FORMS: dict[str, Any] = {
     ),
     "0.tar": lambda path: write_tar(path, [("README", b"of no row"), *tar_members(ROWS, fields=True)]),
     "0.tar.gz": lambda path: write_tar(path, tar_members(ROWS, fields=False)),
+    "0.tgz": lambda path: write_tar(path, tar_members(ROWS, fields=False)),
     "0.tar.bz2": lambda path: write_tar(path, tar_members(ROWS, fields=False)),
     "0.tar.xz": lambda path: write_tar(path, tar_members(ROWS, fields=False)),
     "0.jsonl": rows_as_lines,
@@ -54,7 +59,7 @@ def records_of(path: Path) -> list[Any]:
     """The records of a shard, each as its bytes or values."""
     if path.suffix == ".parquet":
         return list(pq.read_table(path).to_pylist())
-    if ".tar" in path.name:
+    if ".tar" in path.name or path.suffix == ".tgz":
         with tarfile.open(path) as tar:
             members: list[Any] = []
             for member in tar:
@@ -100,7 +105,22 @@ def test_kept_rows_are_those_of_the_shard_in_its_own_form(
         *extra,
         *(record for record, kept in zip(records, stays, strict=True) if kept),
     ]
-    assert f"{sum(stays)} of 20" in ran.out
+    for name, text in {
+        "shards": "1 shard",
+        "kept": f"{sum(stays)} of 20 rows, {5 * sum(stays)}.00%",
+        "left out": f"{20 - sum(stays)} below, 0 without a score",
+        "records": f"{sum(stays)} of 20",
+        "rule": f"score >= {threshold:.6g}",
+    }.items():
+        assert re.search(rf"^{name} +{re.escape(text)}$", ran.out, re.MULTILINE), text
+    if form == "0.parquet":
+        file = pq.ParquetFile(tmp_path / "kept" / form)
+        assert file.schema_arrow.equals(pq.read_schema(path), check_metadata=True)
+        assert file.metadata.row_group(0).column(0).compression == "UNCOMPRESSED"
+        assert file.metadata.num_row_groups == 1
+    elif form in ("0.tar", "0.jsonl"):  # of which a whole one that is kept is the very same file
+        assert capeval("shards", "filter", "scores", "--min", "-1", "--output", "all").status == 0
+        assert (tmp_path / "all" / form).read_bytes() == path.read_bytes()
     again = capeval("shards", "filter", "scores", "--min", repr(threshold), "--output", "kept")
     assert again.status == 0 and "1 finished before" in again.out
 
@@ -135,8 +155,37 @@ def test_a_share_is_kept_by_score_or_by_part(scored: Any, capeval: Capeval, tmp_
     best = np.sort(scores)[-5]
     assert kept == [uid for uid, score in zip(ROWS["uid"], scores, strict=True) if score >= best]
     line = ["shards", "filter", "scores", "--part", "cosine", "--min", repr(float(np.median(cosines)))]
-    assert capeval(*line, "--output", "half").status == 0
+    ran = capeval(*line, "--output", "half")
+    assert ran.status == 0 and f"cosine >= {np.median(cosines):.6g}" in ran.out
+    # PAC-S is twice the cosine; what the thresholds of both collections would keep here.
+    for collection, cosine, score in (("LAION-400M", 0.3, 0.6), ("LAION-5B", 0.28, 0.56)):
+        share = f"{5 * int((cosines >= cosine).sum())}.00%"
+        text = f"cosine >= {cosine:g} (score >= {score:g}) would keep {share}"
+        assert re.search(rf"^{collection} +{re.escape(text)}$", ran.out, re.MULTILINE)
     assert len(pq.read_table(tmp_path / "half" / "0.parquet")) == int((cosines >= np.median(cosines)).sum())
+
+
+def test_what_published_thresholds_would_keep_is_a_share_of_rows_with_a_score(
+    capeval: Capeval, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    rows = rows_of(6)
+    rng = np.random.default_rng(3)
+    for number in (1, 4):  # pictures that the tiny weights know, with their captions
+        scene = sample_scene(rng)
+        file = io.BytesIO()
+        draw(scene).save(file, "PNG")
+        rows["image"][number] = file.getvalue()
+        rows["caption"][number] = describe(scene, rng)
+    rows["caption"][0] = ""
+    write_parquet(tmp_path / "in" / "0.parquet", rows)
+    assert capeval(*SCORE, "--input", "in/0.parquet").status == 0
+    parts = pq.read_table(tmp_path / "scores" / "0.parquet")["parts"].to_pylist()
+    cosines = [part["cosine"] for part in parts if part is not None]
+    assert len(cosines) == 5 and [cosine >= 0.3 for cosine in cosines].count(True) == 2
+    ran = capeval("shards", "filter", "scores", "--min", "0", "--output", "kept")
+    assert "cosine >= 0.3 (score >= 0.6) would keep 40.00%" in ran.out
 
 
 def test_uids_are_written_as_datacomp_has_them(
@@ -166,8 +215,10 @@ def test_what_goes_is_counted_by_its_reason(scored: Any, capeval: Capeval, tmp_p
         del FORMS["broken.parquet"]
     assert table["score"].null_count == 2
     ran = capeval("shards", "filter", "scores", "--min", "0", "--output", "kept")
-    assert "18 of 20" in ran.out and "2 without a score" in ran.out
-    assert "caption is empty" in ran.err
+    assert "18 of 20" in ran.out and "0 below, 2 without a score" in ran.out
+    assert "1 row: caption is empty" in ran.err and "1 row: image" in ran.err
+    none = capeval("shards", "filter", "scores", "--min", "9", "--output", "none")
+    assert none.status == 1 and "0 of 20 rows, 0.00%" in none.out and "18 below, 2 without" in none.out
     kept = pq.read_table(tmp_path / "kept" / "0.parquet")["uid"].to_pylist()
     assert kept == [uid for number, uid in enumerate(ROWS["uid"]) if number not in (3, 7)]
 
@@ -181,6 +232,16 @@ def test_another_shard_or_rule_than_before_is_refused(scored: Any, capeval: Cape
     ):
         other = capeval("shards", "filter", "scores", *rule, "--output", "kept")
         assert other.status == 2 and "0.parquet" in other.err and said in other.err, other.err
+    # Of a run that was killed while it wrote, only one of the same rule goes on.
+    kept = tmp_path / "kept" / "0.parquet"
+    whole = kept.read_bytes()
+    note = tmp_path / "kept" / "filter" / "0.parquet.json"
+    content = {**json.loads(note.read_text()), "kept_checksum": None}
+    for rule, status in (("0.6", 2), ("0.5", 0)):
+        write_json(note, content)
+        kept.write_bytes(b"cut off")
+        assert capeval("shards", "filter", "scores", "--min", rule, "--output", "kept").status == status
+    assert kept.read_bytes() == whole
     write_parquet(path, {**ROWS, "caption": ROWS["caption"][::-1]})
     changed = capeval("shards", "filter", "scores", "--min", "0.5", "--output", "elsewhere")
     assert (

@@ -68,10 +68,56 @@ def test_every_eval_ever_has_each_number_and_each_caption(score: Any, tmp_path: 
     assert numbers["capeval.pac_s"]["score_details"]["details"]["failed"] == "1"
     interval = numbers["capeval.pac_s"]["score_details"]["uncertainty"]["confidence_interval"]
     assert interval["lower"] == pacs["interval"]["low"] and interval["upper"] == pacs["interval"]["high"]
+    assert interval["confidence_level"] == 0.95
+    assert numbers["capeval.pac_s"]["score_details"]["uncertainty"]["num_samples"] == 6
+    assert "uncertainty" not in numbers["capeval.bleu_1"]["score_details"]
+    assert numbers["capeval.bleu_1"]["metric_config"]["metric_name"] == "BLEU-1"
+    for key, kind in (("pac_s", "pacs"), ("bleu_4", "bleu"), ("bleu_1", "bleu")):
+        number = numbers[f"capeval.{key}"]
+        assert number["evaluation_name"] == f"acme/houses {key}"
+        assert number["metric_config"]["metric_kind"] == kind
+        assert number["evaluation_result_id"] == f"{record['evaluation_id']}#{key}"
+        assert number["source_data"] == {
+            "dataset_name": "acme/houses",
+            "source_type": "hf_dataset",
+            "hf_repo": "acme/houses",
+            "samples_number": 7,
+            "hf_split": "test",
+        }
+    bounds = [numbers["capeval.bleu_4"]["metric_config"][name] for name in ("min_score", "max_score")]
+    assert bounds == bleu["range"] == [0.0, 1.0]
+    assert record["source_metadata"]["source_organization_name"] == "unknown"
+    assert record["source_metadata"]["evaluator_relationship"] == "other"
+    about = record["model_info"]
+    assert (about["name"], about["id"], about["developer"]) == ("captioner", "acme/captioner", "acme")
     assert len(samples) == 6 + 7 == record["detailed_evaluation_results"]["total_rows"]
     assert {each["evaluation_id"] for each in samples} == {record["evaluation_id"]}
     assert samples[0]["output"]["raw"] == CAPTIONS["p0"]
     assert samples[0]["input"]["reference"] == REFERENCES["p0"]
+    assert [each["sample_id"] for each in samples] == [*list(CAPTIONS)[:6], *CAPTIONS]
+    assert [each["metadata"]["metric"] for each in samples] == ["pacs"] * 6 + ["bleu"] * 7
+    (answer,) = samples[0]["answer_attribution"]
+    assert (answer["turn_idx"], answer["source"], answer["is_terminal"]) == (0, "output.raw", True)
+    assert answer["extracted_value"] == CAPTIONS["p0"][0]
+    # Of the input alone: one hash for an image and its references, whatever is said of it.
+    digest = hashlib.sha256("\n".join(["p0", *REFERENCES["p0"]]).encode()).hexdigest()
+    assert samples[0]["sample_hash"] == samples[6]["sample_hash"] == digest
+
+
+def test_captions_of_one_image_are_samples_of_their_own(capeval: Capeval, tmp_path: Path) -> None:
+    captions = {"1": ["a circle", "a box", "a star"], "2": ["a box"]}
+    references = {"1": ["a circle"], "2": ["a box"]}
+    files = ["--candidates", write_json(tmp_path / "c.json", captions)]
+    files += ["--references", write_json(tmp_path / "r.json", references)]
+    about = ("--model", "acme/captioner", "--dataset", "houses", "--evaluator", "acme")
+    assert capeval("score", "rougel", *files, "--every-eval-ever", tmp_path / "out", *about).status == 0
+    record, samples, _ = records_of(tmp_path / "out")
+    assert [each["sample_id"] for each in samples] == ["1", "1#2", "1#3", "2"]
+    assert [each["output"]["raw"] for each in samples] == [["a circle"], ["a box"], ["a star"], ["a box"]]
+    assert record["source_metadata"]["source_organization_name"] == "acme"
+    assert record["source_metadata"]["evaluator_relationship"] == "first_party"
+    (number,) = record["evaluation_results"]
+    assert number["source_data"] == {"dataset_name": "houses", "source_type": "other"}
 
 
 def test_a_record_says_where_lower_is_better(score: Any, capeval: Capeval, tmp_path: Path) -> None:
@@ -113,6 +159,13 @@ def test_eval_results_are_read_by_the_hub_s_own_package(score: Any, tmp_path: Pa
     assert values["test_pac_s"] == pytest.approx(means[0], abs=1e-6)
     assert values["test_bleu_4"] == pytest.approx(means[1], abs=1e-6)
     assert {entry.dataset_id for entry in entries} == {"acme/houses"}
+    assert [*values] == ["test_pac_s", *(f"test_bleu_{n}" for n in (4, 1, 2, 3))]
+    notes = {entry.task_id: entry.notes for entry in entries}
+    assert notes["test_pac_s"].startswith("PAC-S, pac_s, 7 captions, capeval:pacs|weights:tiny@")
+    assert notes["test_bleu_1"].startswith("BLEU-4, bleu_1, 7 captions, capeval:bleu|")
+    assert score("--eval-results", out, *ABOUT[:4], metrics="pacs").status == 0
+    (entry,) = parse_eval_result_entries(yaml.safe_load(out.read_text()))
+    assert (entry.task_id, entry.value) == ("pac_s", round(means[0], 6))
 
 
 @pytest.mark.parametrize(

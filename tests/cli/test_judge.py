@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -110,6 +111,9 @@ def test_what_cannot_be_written_is_refused_before_anything_is_scored(capeval: Ca
     ran = capeval("judge", "own", "--data", own, "--metrics", "rougel", "--out", own / "out")
     assert ran.status == 2 and "own.tex" in ran.err and ran.out == ""
     assert [path.name for path in (own / "out").iterdir()] == ["own.tex"]
+    if Path("/proc/self").exists():  # a folder in which no file can be made
+        ran = capeval("judge", "own", "--data", own, "--metrics", "rougel", "--out", "/proc/out")
+        assert ran.status == 2 and re.search(r"--out /proc/out cannot be written \(\w+ .+\)", ran.err)
 
 
 @needs_shared

@@ -38,7 +38,10 @@ def test_what_tensors_do_not_show_is_recorded(capeval: Capeval, checkpoint: Path
     assert [config["source"][key] for key in ("name", "licence", "url")] == ["Tiny", "CC0", given[-1]]
     assert (out / "model.safetensors").stat().st_mode == (out / "config.json").stat().st_mode
     listed = Path(shutil.copy(checkpoint, tmp_path / "clip_ViT-B-32.pth"))  # as a release is called
-    assert capeval("convert", "pacs", listed, "--out", tmp_path / "v", *given).status == 0
+    ran = capeval("convert", "refpacs", listed, "--out", tmp_path / "v", *given)
+    files = "--candidates captions.json --images images"
+    example = f"capeval score refpacs {files} --weights {tmp_path / 'v'} --references references.json"
+    assert ran.status == 0 and ran.out.endswith(f"score with it:\n  {example}\n")
     source = json.loads((tmp_path / "v" / "config.json").read_text())["source"]
     assert [source[key] for key in ("name", "licence", "url")] == ["Tiny", "CC0", given[-1]]
 
@@ -53,8 +56,11 @@ def test_notes_advise_flags(capeval: Capeval, checkpoint: Path, tmp_path: Path) 
         return next((i for i, block in enumerate(blocks) if f".{block}." in name), 0)
 
     torch.save({name: tensors[name] for name in sorted(tensors, key=rank)}, tmp_path / "other.pth")
-    ran = capeval("convert", "pacs", tmp_path / "other.pth", "--out", tmp_path / "w")
+    ran = capeval("convert", "clips", tmp_path / "other.pth", "--out", tmp_path / "w s")
     assert ran.status == 0, ran.err
+    files = "--candidates captions.json --images images"
+    example = f"capeval score clips {files} --weights '{tmp_path / 'w s'}'"
+    assert ran.out.endswith(f"score with it:\n  {example}\n")
     words = " ".join(ran.out.split())
     assert "--activation quick_gelu" in words and "activation=" not in words
 

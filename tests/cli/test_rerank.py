@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,25 @@ def test_a_file_that_fails_costs_no_other(rerank: Capeval, tmp_path: Path) -> No
     ran = rerank("--out", "/proc/best.csv", "--json", tmp_path / "all.json")
     assert ran.status != 0 and "/proc/best.csv" in ran.err
     assert len(read_json(tmp_path / "all.json")["scores"]) == len(IDS)
+
+
+def test_images_that_fail_are_left_out_and_all_of_them_are_status_1(rerank: Capeval, tmp_path: Path) -> None:
+    (tmp_path / "images" / NAMES[0]).write_bytes(b"no image")
+    ran = rerank("--on-error", "nan")
+    assert ran.status == 0 and re.search(r"^images +3 \(1 failed\)$", ran.out, re.MULTILINE)
+    assert re.search(r"^candidates +18 \(5 to 7 per image\)$", ran.out, re.MULTILINE)
+    assert "1 of 3 captions failed" in ran.err and f"image of {IDS[0]!r}" in ran.err
+    assert [row[0] for row in chosen(tmp_path / "best.csv")] == ["filename", *NAMES[1:]]
+    for name in NAMES[1:]:
+        (tmp_path / "images" / name).write_bytes(b"no image")
+    captions = [f"a red circle over {number} stars" for number in range(7)]
+    for sizes, extent in (((5, 7, 7), "19 (5 to 7"), ((5, 5, 5), "15 (5")):
+        pools = {name: captions[:size] for name, size in zip(IDS, sizes, strict=True)}
+        write_json(tmp_path / "pools.json", pools)
+        ran = rerank("--on-error", "nan")
+        assert re.search(rf"^candidates +{re.escape(extent)} per image\)$", ran.out, re.MULTILINE)
+        assert ran.status == 1 and "3 of 3 captions failed" in ran.err and "(3 failed)" in ran.out
+        assert chosen(tmp_path / "best.csv") == [["filename", "caption"]]
 
 
 def test_every_form_gives_the_choice_of_the_library(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -119,10 +120,16 @@ def test_each_picture_is_encoded_once_and_fails_once(systems: Capeval, folder: P
         *(t for own in WALLS.values() for t in own),
     }
     assert ran.status == 0 and counts.items == 6 + len(texts) and opened
-    found = re.findall(r"\d of \d captions of '\w' failed|\(\d captions of 'A'\)", ran.err)
-    assert found == ["2 of 8 captions of 'A' failed", "(2 captions of 'A')", "1 of 7 captions of 'B' failed"]
+    found = re.findall(r"\d of \d captions of '\w' failed|image of 'p0'|\(\d captions of 'A'\)", ran.err)
+    reasons = ["image of 'p0'", "(2 captions of 'A')"]
+    failed = [f"{share} captions of {name!r} failed" for share, name in (("2 of 8", "A"), ("1 of 7", "B"))]
+    assert found == [failed[0], *reasons, failed[1], reasons[0]]
     write_json(folder / "C.json", {"p0": "a"})
-    assert systems("pacs", "A C", "--on-error", "nan").status == 0  # C has no score, but A has
+    assert systems("pacs", "A C", "--set", "pacs.on-error=nan").status == 0  # C has no score, but A has
+    alone = systems("pacs", "C", "--set", "pacs.on_error=nan")
+    assert alone.status == 1 and re.search(
+        r"^captions +1 \(1 failed, 0 truncated, 0 empty\)$", alone.out, re.M
+    )
 
 
 def test_weights_are_read_only_if_a_row_is_missing(capeval: Capeval, folder: Path, tmp_path: Path) -> None:
@@ -147,6 +154,63 @@ def test_a_second_system_is_scored_beside_the_rows_of_the_first(systems: Capeval
     assert systems("pacs", "A", *kept, "--quiet").err == ""
     assert "7 of 14 rows were in" in systems("pacs", "A B", *kept).err
     assert "14 of 14 rows were in" in systems("pacs", "A B", *kept).err
+    # A caption has a row by each metric.
+    assert systems("rougel,bleu", "A", *kept, "--quiet").err == ""
+    assert "14 of 28 rows were in" in systems("rougel,bleu", "A B", *kept).err
+
+
+def test_copies_of_an_image_and_captions_of_one_are_one_in_intervals(systems: Capeval, folder: Path) -> None:
+    Image.new("RGB", (40, 30)).save(folder / "images" / "more.png")
+    (folder / "images" / "notes.txt").write_text("no image")
+    write_json(folder / "A.json", SYSTEMS["A"] | {"p0": ["a red house", "a dog"]})
+    for copies, are in ((["p6"], "is equal to another"), (["p4", "p6"], "are equal to others")):
+        for name in copies:
+            shutil.copy(folder / "images" / "p0.png", folder / "images" / f"{name}.png")
+        ran = systems("clips,rougel", "A B", "--json", folder / "out.json")
+        assert ran.status == 0 and ran.err.count("warning:") == 1
+        assert "note: 1 of 8 images of the folder have no caption ('more')" in ran.err
+        assert f"{len(copies)} of 7 images {are}, e.g. '{copies[0]}' to 'p0'" in ran.err
+    found = results(folder / "out.json")
+    counts = {key: (result.counts.captions, result.interval().images) for key, result in found.items()}
+    # ROUGE-L looks at no image: its captions are those of an id.
+    assert counts["A", "clips"] == (8, 5) and counts["A", "rougel"] == (8, 7)
+    assert counts["B", "clips"] == (7, 5)
+    alone = systems("rougel", "A").out
+    assert re.search(r"\(95%, 7 images\)$", alone, re.MULTILINE)
+    assert re.search(r"^captions +8 \(0 failed, 0 truncated, 0 empty\)$", alone, re.MULTILINE)
+
+
+def test_the_baseline_is_named_by_its_system_or_its_file(
+    capeval: Capeval, systems: Capeval, folder: Path
+) -> None:
+    means = {}
+    for name, texts in SYSTEMS.items():
+        scored = capeval_core.load("rougel").score(list(texts.values()), references=list(WALLS.values()))
+        means[name] = scored.mean
+    for baseline in ("B", folder / "B.json"):
+        assert systems("rougel", "A B C", "--baseline", baseline, "--json", folder / "out.json").status == 0
+        content = read_json(folder / "out.json")
+        assert content["baseline"] == "B" and [one["system"] for one in content["systems"]] == [*SYSTEMS]
+        for one in content["systems"]:
+            test = one["results"][0]["test"]
+            if one["system"] == "B":
+                assert test is None
+                continue
+            assert test["difference"] == pytest.approx(means[one["system"]] - means["B"], abs=1e-12)
+            assert test["low"] <= test["difference"] <= test["high"] and test["count"] == 7
+    # Another file's systems of the same names are called by their file, too.
+    shutil.copy(folder / "out.json", folder / "again.json")
+    ran = capeval("compare", folder / "out.json", folder / "again.json", "--format", "csv")
+    names = [line["system"] for line in csv.DictReader(ran.out.splitlines())]
+    assert list(dict.fromkeys(names)) == ["A", "B", "C", "again/A", "again/B", "again/C"]
+    empty = capeval("compare", folder / "out.json", write_json(folder / "none.json", {"systems": []}))
+    assert empty.status == 2 and "none.json" in empty.err and "has no system" in empty.err
+    other = systems("rougel", "A B", "--baseline", "D")
+    assert other.status == 2 and "--baseline D" in other.err and "(there are A, B)" in other.err
+    alone = systems("rougel", "A", "--baseline", "A")
+    assert alone.status == 2 and "--baseline A: there is one system" in alone.err
+    twice = systems("rougel", "A B A")
+    assert twice.status == 2 and f"--candidates {folder / 'A.json'} comes twice" in twice.err
 
 
 def test_weights_of_another_metric_are_warned_of(score: Capeval, files: Path, seeded_weights: Path) -> None:
@@ -186,6 +250,17 @@ def test_videos_are_drawn_and_named_by_their_ids(capeval: Capeval, tmp_path: Pat
     (tmp_path / "videos" / "clip3" / "2.png").write_bytes(b"no image")
     ran = capeval("score", "pacs", *given)
     assert ran.status == 2 and "video of 'clip1'" in ran.err and "video of 'clip3'" in ran.err
+
+
+def test_the_folder_that_a_metric_needs_is_named(capeval: Capeval, folder: Path) -> None:
+    files = ["--candidates", folder / "A.json", "--references", folder / "refs.json"]
+    ran = capeval("score", "rougel,clips,pacs", *files)
+    assert ran.status == 2 and "--images is missing" in ran.err and "images for clips" in ran.err
+    for metric, fix in (("pacs", "--images FOLDER or --media video"), ("hices", "--images FOLDER")):
+        ran = capeval("score", metric, *files, "--videos", folder / "images")
+        assert ran.status == 2 and ran.err.endswith(f"--videos: {metric} scores images, pass {fix}\n")
+    ran = capeval("score", "rougel", *files, "--videos", folder / "images")
+    assert ran.status == 0 and f"folder {folder / 'images'} is ignored" in ran.err and "rougel" in ran.err
 
 
 def test_messages_call_metrics_as_the_table_does(systems: Capeval, folder: Path) -> None:

@@ -133,6 +133,7 @@ def test_shards_are_named_by_folders_and_ranges(capeval: Capeval, tmp_path: Path
     forms = {
         "folder": ([f"{tmp_path}/in"], ["008", "009", "010", "011"]),
         "range": ([f"{tmp_path}/in/{{009..010}}.jsonl"], ["009", "010"]),
+        "backwards": ([f"{tmp_path}/in/{{011..009}}.jsonl"], ["009", "010", "011"]),
         "list": ([f"{tmp_path}/{{in,in}}/0{{08,1*}}.jsonl"], ["008", "010", "011"]),
     }
     for name, (inputs, names) in forms.items():
@@ -143,6 +144,158 @@ def test_shards_are_named_by_folders_and_ranges(capeval: Capeval, tmp_path: Path
     assert "012.jsonl" in ran.err and "013.jsonl" in ran.err and "011.jsonl" not in ran.err
     (tmp_path / "empty").mkdir()
     assert capeval(*score, tmp_path / "out", "--input", tmp_path / "empty").status == 2
+
+
+SCORED_TEXTS = {"a": ["a dog", "", "x"], "b.0": ["x", "a dog", "a dog", ""], "c": ["x"], "d": [""]}
+"""Captions by shard: those of the references score 1 by ROUGE-L, others 0, and empty ones fail."""
+
+
+@pytest.fixture
+def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The current folder, with four shards of texts in `in`; the names of the shards."""
+    monkeypatch.chdir(tmp_path)
+    for name, captions in SCORED_TEXTS.items():
+        rows: list[dict[str, object]] = []
+        for number, caption in enumerate(captions):
+            row = {"uid": f"{name}-{number}", "caption": caption, "references": ["a dog"]}
+            more = {f"c{column:02}": 0 for column in range(14)} if name == "c" else {}
+            rows.append(row | more)
+        write_lines(tmp_path / "in" / f"{name}.jsonl", rows)
+    (tmp_path / "in" / "._a.jsonl").write_text("of another system")
+    return [*SCORED_TEXTS]
+
+
+def lines_of(text: str) -> dict[str, str]:
+    """The lines of a summary, by their first column."""
+    return {line.partition("  ")[0]: line.partition("  ")[2].strip() for line in text.splitlines()}
+
+
+def test_counts_are_of_all_shards(
+    texts: list[str], capeval: Capeval, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.stderr, "isatty", lambda: True)
+        ran = capeval("shards", "score", "rougel", "--input", "in", "--output", "scores")
+    assert ran.status == 0, ran.err
+    summary = lines_of(ran.out)
+    assert (summary["ROUGE-L"], summary["pairs"]) == ("4 shards", "9 (3 failed, 0 truncated)")
+    assert summary["columns"] == "uid=uid, caption=caption, references=references"
+    assert summary["not read"] == ", ".join(f"c{column:02}" for column in range(12)) + " and 2 more"
+    shard = tmp_path / "in" / "a.jsonl"
+    assert f"3 rows failed, as column `error` says:\n  3 rows, the first in {shard}: caption is" in ran.err
+    # The bar as it is left, whose rate is by the time up to its last row, and that of the run by all of it.
+    finished, pairs, rate = re.findall(
+        r"([\d.]+)/4 shards \[[^\r]*?([\d,]+) pairs, ([\d,.]+) pairs/s", ran.err
+    )[-1]
+    pairs_per_second = summary["rate"].partition(" ")[0]
+    assert (finished, pairs) == ("4.0", "9") and "(9 pairs in " in summary["rate"]
+    assert float(rate.replace(",", "")) >= float(pairs_per_second.replace(",", "")) - 0.1
+    manifest = json.loads(Path("scores/manifest.json").read_text())
+    assert [manifest[name] for name in ("rows", "failed", "truncated")] == [9, 3, 0]
+    assert manifest["failures"] == {"caption is empty": 3}
+    entries = []
+    for entry in manifest["shards"]:
+        entries.append(
+            (Path(entry["source"]).name, Path(entry["target"]).name, entry["rows"], entry["failed"])
+        )
+    assert entries == [
+        (f"{name}.jsonl", f"{name}.parquet", len(captions), captions.count(""))
+        for name, captions in SCORED_TEXTS.items()
+    ]
+    again = lines_of(capeval("shards", "score", "rougel", "--input", "in", "--output", "scores").out)
+    assert (again["ROUGE-L"], again["rate"]) == ("4 shards (4 finished before)", "nothing to do")
+    assert again["pairs"] == summary["pairs"]
+    keep = ["shards", "filter", "scores", "--min", "0.5"]
+    for before in ("", " (4 finished before)"):
+        ran = capeval(*keep, "--output", "kept")
+        found = lines_of(ran.out)
+        assert (ran.status, found["shards"]) == (0, f"4 shards{before}")
+        assert found["kept"] == "3 of 9 rows, 33.33%" and found["records"] == "3 of 9"
+        assert found["left out"] == "3 below, 3 without a score"
+        assert "why rows have no score:\n  3 rows: caption is empty\n" in ran.err
+    numbers = [len(Path(f"kept/{name}.jsonl").read_text().splitlines()) for name in texts]
+    assert numbers == [1, 2, 0, 0]
+    assert capeval(*keep, "--uids", "kept.parquet").status == 0
+    assert pq.read_table("kept.parquet")["uid"].to_pylist() == ["a-0", "b.0-1", "b.0-2"]
+    best = capeval("shards", "filter", "scores", "--keep", "0.5", "--uids", "best.parquet")
+    assert lines_of(best.out) == {"kept": "3 uids", "rule": "score >= 1", "uids": "best.parquet"}
+    none = capeval("shards", "filter", "scores", "--min", "2", "--uids", "none.parquet")
+    assert none.status == 1 and lines_of(none.out)["kept"] == "0 uids"
+    drawn = lines_of(capeval("shards", "histogram", "scores", "--keep", "0.5").out)
+    assert (drawn["rows"], drawn["mean"], drawn["range"]) == (
+        "9 (3 without a score)",
+        "0.5000",
+        "0.0000 to 1.0000",
+    )
+    assert drawn["best 50%"] == "score >= 1.000000 keeps 3 rows, 50.00% of those with a score"
+    assert drawn["50%"] == "0.0000" and drawn["75%"] == "1.0000"
+    merged = capeval("shards", "merge", "scores", "--output", "merged.parquet")
+    assert lines_of(merged.out) == {"rows": "9", "table": "merged.parquet"}
+
+
+def test_a_check_names_shards_rows_and_unfinished_files(texts: list[str], capeval: Capeval) -> None:
+    line = ["shards", "score", "rougel", "--input", "in", "--output", "scores"]
+    assert capeval(*line).status == 0
+    ran = capeval("shards", "check", "scores")
+    assert ran.status == 1 and lines_of(ran.out)["shards"] == "4 (all whole)"
+    assert lines_of(ran.out)["rows"] == "9 (3 failed)" and lines_of(ran.out)["uids"] == "all unique"
+    assert "3 shards with rows that failed:\n  a.parquet: 1\n  b.0.parquet: 1\n  d.parquet: 1, all" in ran.err
+    assert "why rows failed:\n  3 rows: caption is empty\n" in ran.err and "no retry" in ran.err
+    assert "unfinished" not in ran.err
+    # A shard without any score is the one fault, and a file of another run is none.
+    Path("scores/d.parquet").unlink()
+    Path("scores/.x.partial").write_text("")
+    ran = capeval("shards", "check", "scores")
+    assert ran.status == 0 and lines_of(ran.out)["rows"] == "8 (2 failed)"
+    assert re.search(r"unfinished files.*:\n  \.x\.partial$", ran.err, re.MULTILINE)
+    # Rows that come twice, and scores of two settings; the smaller part is to be scored again.
+    write_lines(
+        Path("in/d.jsonl"), [{"uid": uid, "caption": "x", "references": ["x"]} for uid in ("c-0", "a-2")]
+    )
+    other = ["shards", "score", "bleu", "--input", "in/d.jsonl", "--output", "other"]
+    assert capeval(*other).status == 0
+    Path("other/d.parquet").rename("scores/d.parquet")
+    ran = capeval("shards", "check", "scores")
+    assert ran.status == 1 and lines_of(ran.out)["uids"] == "2 rows repeat one"
+    assert (
+        len(
+            re.findall(
+                r"^signature +capeval:(?:rougel.* \(3 shards|bleu.* \(1 shard)\)$", ran.out, re.MULTILINE
+            )
+        )
+        == 2
+    )
+    assert "2 rows with a uid that another row has:\n" in ran.err
+    assert "  'c-0': 1 in c.parquet, 1 in d.parquet" in ran.err
+    assert "  'a-2': 1 in a.parquet, 1 in d.parquet" in ran.err
+    assert re.search(r"score these shards again with one:\n  d\.parquet$", ran.err, re.MULTILINE)
+
+
+def test_two_shards_are_not_scored_into_one_file(texts: list[str], capeval: Capeval, tmp_path: Path) -> None:
+    (tmp_path / "in" / "a.jsonl.gz").write_bytes(b"")
+    ran = capeval("shards", "score", "rougel", "--input", "in", "--output", "scores")
+    assert ran.status == 2 and "in/a.jsonl " in ran.err and "in/a.jsonl.gz " in ran.err
+    assert "a.parquet" in ran.err and "b.0" not in ran.err and not Path("scores").exists()
+    # Two names of one shard are one.
+    named = ["--input", "in/c.jsonl", str(tmp_path / "in" / "c.jsonl"), "in/{b,c}*.jsonl"]
+    ran = capeval("shards", "score", "rougel", *named, "--output", "scores")
+    assert ran.status == 0 and lines_of(ran.out)["ROUGE-L"] == "2 shards"
+
+
+def test_a_shard_that_cannot_be_read_is_named_with_its_reason(texts: list[str], capeval: Capeval) -> None:
+    write_lines(Path("in/b.1.jsonl"), [{"uid": "x", "captoin": "a dog", "references": ["a dog"]}])
+    line = ["shards", "score", "rougel", "--input", "in", "--output", "scores"]
+    ran = capeval(*line, "--manifest", "night.json")
+    assert ran.status == 1 and lines_of(ran.out)["ROUGE-L"] == "5 shards (1 without scores)"
+    assert lines_of(ran.out)["manifest"] == "scores/night.json"
+    (reason,) = re.findall(r"1 of 5 shards failed:\n  (.*)", ran.err)
+    assert "in/b.1.jsonl" in reason and "no column for caption" in reason and "uid, captoin" in reason
+    without_scores = json.loads(Path("scores/night.json").read_text())["without_scores"]
+    assert [Path(source).name for source in without_scores] == ["b.1.jsonl"]
+    write_lines(Path("in/a.0.jsonl"), [{"uid": "x", "captoin": "a dog", "references": ["a dog"]}])
+    ran = capeval(*line)
+    assert lines_of(ran.out)["ROUGE-L"] == "6 shards (4 finished before, 2 without scores)"
+    assert "2 of 6 shards failed:\n" in ran.err and "(2 shards)" in ran.err
 
 
 def test_advice_names_only_what_helps(capeval: Capeval, tmp_path: Path) -> None:

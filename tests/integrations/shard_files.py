@@ -44,7 +44,7 @@ def write_parquet(path: Path, rows: Mapping[str, Sequence[Any]], **options: Any)
 
 
 def write_tar(path: Path, members: Sequence[tuple[str, bytes]]) -> Path:
-    mode: Any = {".gz": "w:gz", ".bz2": "w:bz2", ".xz": "w:xz", ".tar": "w"}[path.suffix]
+    mode: Any = {".gz": "w:gz", ".tgz": "w:gz", ".bz2": "w:bz2", ".xz": "w:xz", ".tar": "w"}[path.suffix]
     with tarfile.open(path, mode) as tar:
         for name, content in members:
             about = tarfile.TarInfo(name)

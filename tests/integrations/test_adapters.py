@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import importlib
+import math
 import subprocess
 import sys
 from collections.abc import Coroutine, Iterator
@@ -19,6 +20,7 @@ import pytest
 import yaml
 
 import capeval_core
+from capeval_core.errors import ProblemsError
 from capeval_core.integrations import CocoScores
 from capeval_core.integrations.lmms_eval import TASKS, TEXT_NUMBERS
 from capeval_core.metric import Reranker
@@ -60,6 +62,34 @@ def test_an_image_of_one_side_alone_is_named_on_that_side() -> None:
         CocoScores(gts, {**res, 11: ["a cow"]})
     with pytest.raises(ValueError, match=r"gts\[11\] is an image that is not in res"):
         CocoScores({**gts, 11: ["a cow"]}, res)
+
+
+def test_messages_name_the_image_and_the_text_within_it() -> None:
+    with pytest.raises(ProblemsError) as refused:
+        CocoScores(GTS, {**RES, 9: ["two dogs", "a cat"], "x": []})
+    problems = {problem.where: problem.text for problem in refused.value.problems}
+    assert problems == {"res[9]": "has 2 captions", 'res["x"]': "has 0 captions"}
+    for gts, where in (
+        ({**GTS, "x": ["a bus", None]}, 'gts["x"][1]'),
+        ({**GTS, 9: [3]}, "gts[9][0]"),
+        ({}, "gts"),
+        ([["a dog"]], "gts"),
+    ):
+        with pytest.raises(ProblemsError) as refused:
+            CocoScores(gts, RES)
+        assert [problem.where for problem in refused.value.problems] == [where]
+    with pytest.raises(TypeError, match=r"gts\[7\]"):
+        CocoScores({7: "a dog"}, {7: ["a dog"]})
+    with pytest.raises(ProblemsError) as refused:
+        CocoScores(GTS, {})
+    assert [problem.where for problem in refused.value.problems] == ["res"]
+    with pytest.raises(ProblemsError) as refused:
+        CocoScores(GTS, {**RES, 7: [3]})
+    assert [problem.where for problem in refused.value.problems] == ["res[7][0]"]
+    with pytest.raises(ProblemsError) as refused:
+        CocoScores(GTS, RES, metrics=["BLEU", "ROGUE_L", "CIDEr"])
+    (problem,) = refused.value.problems
+    assert (problem.where, problem.text) == ("metrics[1]", "is 'ROGUE_L'") and "ROUGE_L" in problem.fix
 
 
 def test_annotations_of_every_form_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,6 +211,32 @@ def test_a_data_url_is_the_image_in_it(caption_score: Any, images: list[Path]) -
     urls = [f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}" for path in images[:4]]
     score = caption_score("pacs", weights="tiny")
     assert scores(score, urls) == scores(score, [str(path) for path in images[:4]])
+
+
+def test_a_sample_has_the_score_of_the_library_and_what_it_is_of(
+    caption_score: Any, images: list[Path], tmp_path: Path
+) -> None:
+    (tmp_path / "cut.png").write_bytes(images[1].read_bytes()[:60])
+    paths = [str(images[0]), str(tmp_path / "cut.png"), str(images[2]), str(images[3])]
+    score = caption_score({"name": "refpacs", "w": 1.0}, weights="tiny", on_error="nan")
+    assert score.registered == ("refpacs", ["mean", "stderr"])
+    expected = capeval_core.load("refpacs", weights="tiny", w=1.0, on_error="nan", empty="score").score(
+        CAPTIONS, paths, REFERENCES
+    )
+    for i, found in enumerate(scores(score, paths)):
+        assert found.answer == CAPTIONS[i] and found.metadata is not None
+        # Of one sample: how many references an image has is of its own.
+        signature, _, _ = found.metadata.pop("signature").partition("|refs:")
+        assert signature == expected.signature.partition("|refs:")[0]
+        if i == 1:
+            assert math.isnan(found.value) and "cut.png" in str(found.explanation)
+            continue
+        assert found.value == pytest.approx(expected.scores[i], abs=1e-6) and found.explanation is None
+        assert found.metadata.keys() == expected.parts.keys()
+        assert found.metadata["cosine"] == pytest.approx(expected.parts["cosine"][i], abs=1e-6)
+    for metric, options in (("bleu", {}), ("pacs", {"media": "video", "weights": "tiny"})):
+        with pytest.raises(ValueError, match=metric):
+            caption_score(metric, **options)
 
 
 def test_a_missing_package_is_an_error_that_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

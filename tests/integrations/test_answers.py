@@ -56,6 +56,9 @@ def test_a_chat_captioner_is_scored_without_its_question(
         plain.watch(trainer)
     with pytest.raises(ValueError, match=r"predictions.*Answers"):
         trainer.evaluate()
+    nothing = np.zeros((0, 4), int)
+    with pytest.raises(ValueError, match=f"0 captions, but there are {COUNT} images"):
+        plain(EvalPrediction(nothing, nothing))
 
 
 def test_a_captioner_like_blip_needs_it_for_a_prompt_only(scenes: Scenes, weights: str) -> None:

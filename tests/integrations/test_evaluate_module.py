@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -83,6 +84,36 @@ def test_images_of_pools_are_counted_over_all_portions(
         errors = module.compute(per_caption=True)["per_caption"]["errors"]
         places = [error and error.partition(":")[0] for error in errors]
         assert places == [None, "images[1]", None, "images[3]", "images[4]", None, "images[6]"]
+
+
+def test_each_caption_has_its_scores_parts_and_error(load: Load) -> None:
+    module = load("rougel")
+    module.add_batch(predictions=["a dog", "x"], references=[["a dog", "a cat"], "a dog"])
+    found = module.compute(predictions=["a dog runs"], references=["a dog"], per_caption=True)
+    captions, references = ["a dog", "x", "a dog runs"], [["a dog", "a cat"], ["a dog"], ["a dog"]]
+    expected = capeval_core.load("rougel").score(captions, references=references)
+    assert list(found) == ["rouge_l", "per_caption", "signature", "counts"]
+    assert found["rouge_l"] == pytest.approx(expected.mean, abs=1e-12)
+    assert found["per_caption"] == {"rouge_l": expected.scores, **expected.parts, "errors": [None] * 3}
+    assert (found["signature"], found["counts"]) == (expected.signature, vars(expected.counts))
+    with pytest.raises(ValueError, match="predictions is empty"):
+        module.compute()
+    row = {"predictions": ["a dog"], "references": ["a dog"]}
+    assert module.compute(**row) == {"rouge_l": 1.0}
+    for method in ("add_batch", "compute"):
+        with pytest.raises(TypeError, match=rf"rougel.{method} has no argument 'refrences'") as unknown:
+            getattr(module, method)(predictions=["a dog"], refrences=["a dog"])
+        assert "'references'" in str(unknown.value)
+    with pytest.raises(ValueError, match=r"predictions\[1\]"):
+        module.add_batch(predictions=["a dog", ""], references=["a dog"] * 2)
+    with pytest.raises(ValueError, match="predictions"):
+        module.add_batch(predictions=[], references=["a dog"])
+    assert len(module) == 0
+    with pytest.warns(UserWarning, match="images"):
+        module.add_batch(**row, images=["none.png"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert module.compute(**row, images=["none.png"]) == {"rouge_l": 1.0}
 
 
 # What is kept

@@ -111,6 +111,26 @@ def test_an_error_names_the_row_of_the_whole_input(drawn: list[Image.Image], wei
     assert [problem.where for problem in caught.value.problems] == ["references[3]"]
 
 
+def test_messages_name_rows_and_arguments_of_the_call(drawn: list[Image.Image], weights: str) -> None:
+    rewards = reward("pacs", weights=weights)
+    asked = [{"role": "system", "content": "x"}, {"role": "user", "content": "What is it?"}]
+    with pytest.raises(ProblemsError) as caught:
+        rewards([CAPTIONS[0], asked, CAPTIONS[2], asked], drawn)
+    assert [problem.where for problem in caught.value.problems] == ["captions[1]", "captions[3]"]
+    assert "roles: system, user" in str(caught.value)
+    with pytest.raises(ValueError) as several:
+        rewards(CAPTIONS, [[image] for image in drawn[:2]] + [drawn[:3], drawn[:2]])
+    assert "images[2] has 3 images" in str(several.value) and "images[3] has 2 images" in str(several.value)
+    with pytest.raises(TypeError, match="images or image, not both"):
+        rewards(CAPTIONS, drawn, image=drawn)
+    with pytest.raises(TypeError, match="reward_inputs is a list"):
+        rewards.compute_score(CAPTIONS)
+    with pytest.raises(ValueError, match="reward takes one metric, found 3"):
+        reward(["rougel", "bleu", "pacs"])
+    assert rewards(CAPTIONS[:2], [None, []]) == [None, None]  # there is nothing to score
+    assert rewards(CAPTIONS[:2], [None, drawn[1]])[0] is None
+
+
 def test_nothing_touches_the_disk(drawn: list[Image.Image], weights: str) -> None:
     rewards = reward("pacs", weights=weights)
     rewards(CAPTIONS, as_tensor(drawn))  # what is imported late is imported now

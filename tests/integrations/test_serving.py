@@ -271,6 +271,8 @@ def test_all_that_waits_is_the_next_batch(expected: dict[str, list[float]]) -> N
             assert reply.result().json()["results"]["pacs"]["scores"] == pytest.approx(
                 expected["pacs"][:2], abs=1e-6
             )
+        server.batcher.end()
+        server.batcher.join(60)  # a batch is counted once its replies are out
         assert "capeval_batches_total 2\n" in client.get("/metrics").text
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import capeval_core
 from capeval_core.errors import FileError
 from capeval_core.integrations.shards import BatchScorer, score_shard
 from tests.integrations.shard_files import (
@@ -127,6 +128,19 @@ def test_a_text_that_is_not_utf8_costs_its_row(tmp_path: Path) -> None:
     found = scored(write_parquet(tmp_path / "0.parquet", rows), BatchScorer("rougel"))
     assert found["uid"] == rows["uid"]
     assert found["error"] == [None, "caption is not valid UTF-8", None]
+
+
+def test_options_are_of_a_metric_that_is_not_open_yet(tmp_path: Path) -> None:
+    source = write_parquet(tmp_path / "0.parquet", rows_of(2))
+    with pytest.raises(TypeError, match=r"metric=.* is a BatchScorer"):
+        score_shard(source, tmp_path / "out.parquet", BatchScorer("rougel"), empty="score")
+    metric = capeval_core.load("rougel", empty="score")
+    with pytest.raises(TypeError, match="metric"):
+        BatchScorer(metric, empty="error")
+    assert BatchScorer(metric)({"caption": [""], "references": [["a dog"]]})["score"] == [0.0]
+    with pytest.raises(ValueError, match="rows"):
+        BatchScorer("rougel", rows=str(tmp_path / "rows"))
+    assert not (tmp_path / "out.parquet").exists()
 
 
 def test_members_are_never_written_to_disk_or_followed(tmp_path: Path, weights: str) -> None:
@@ -271,6 +285,68 @@ def test_a_missing_caption_beside_a_filled_text_is_that_text(tmp_path: Path) -> 
     found = scored(write_parquet(tmp_path / "0.parquet", rows), BatchScorer("rougel"))
     assert found["score"] == [1.0, 1.0, None]
     assert found["error"] == [None, None, "caption is missing"]
+
+
+def test_the_error_of_a_row_has_all_that_is_wrong_with_it() -> None:
+    scorer = BatchScorer("rougel")
+    columns = {"caption": ["", "a dog", ""], "references": [[], ["a dog"], ["a cat"]]}
+    scored_rows = scorer.score_batch(columns)
+    assert scored_rows["error"][1:] == [None, "caption is empty"]
+    assert [problem.split()[0] for problem in scored_rows["error"][0].split("; ")] == [
+        "caption",
+        "references",
+    ]
+    assert scored_rows["score"] == [None, 1.0, None] and scored_rows["truncated"] == [0, 0, 0]
+
+
+def test_columns_that_are_missing_are_named(tmp_path: Path) -> None:
+    rows = {"captoin": ["a dog"] * 2, "uid": ["x", "y"], "references": [["a dog"]] * 2}
+    source = write_parquet(tmp_path / "0.parquet", rows)
+    for columns, problem in (
+        ({}, "no column for caption"),
+        ({"caption": "captin"}, "no column 'captin' for caption: did you mean 'captoin'"),
+        ({"caption": "captoin", "references": "refs"}, "no column 'refs' for references"),
+        ({"caption": "captoin", "uid": "id"}, "no column 'id' for uid"),
+    ):
+        with pytest.raises(FileError, match=problem) as refused:
+            score_shard(source, tmp_path / "out.parquet", "rougel", columns=columns)
+        assert "its first 2 rows have captoin, uid, references" in str(refused.value)
+    twice = pa.table([pa.array(["a dog"]), pa.array(["a cat"])], names=["caption", "caption"])
+    references = pa.array([["a dog"]])
+    pq.write_table(twice.append_column("references", references), tmp_path / "twice.parquet")
+    with pytest.raises(FileError, match="more than one column 'caption'"):
+        score_shard(tmp_path / "twice.parquet", tmp_path / "out.parquet", "rougel")
+    assert not (tmp_path / "out.parquet").exists()
+
+
+def test_a_text_of_a_tar_has_neither_a_mark_nor_an_end_of_line(tmp_path: Path) -> None:
+    references = json.dumps({"references": ["a dog"]}).encode()
+    members = []
+    for uid, text in {"a": b"\xef\xbb\xbfa dog\r\n", "b": b"a dog\n", "folder/c": b"\xef\xbb\xbf\n"}.items():
+        members += [(f"{uid}.txt", text), (f"{uid}.json", references)]
+    found = scored(write_tar(tmp_path / "0.tgz", members), BatchScorer("rougel"))
+    assert (found["uid"], found["score"]) == (["a", "b", "folder/c"], [1.0, 1.0, None])
+    assert found["words"] == [2, 2, 0] and found["error"][2] == "caption is empty"
+
+
+def test_a_rest_is_estimated_by_rows_and_not_by_records(tmp_path: Path) -> None:
+    record = {"captions": ["a dog", "a cat"], "references": ["a dog"]}
+    source = tmp_path / "0.jsonl"
+    source.write_text("".join(json.dumps(record) + "\n" for _ in range(6)))
+    rows: list[int] = []
+    done: list[int] = []
+    target = tmp_path / "out.parquet"
+    score_shard(source, target, "rougel", window=4, expected=rows.append, progress=done.append)
+    assert rows == [12] * 3 and sum(done) == 12
+
+
+def test_blank_lines_are_no_rows(tmp_path: Path) -> None:
+    line = json.dumps({"caption": "a dog", "references": ["a dog"]})
+    source = tmp_path / "0.jsonl"
+    source.write_text(f"\n{line}\n\n  \n{line}\nnull\n[1]\n{line}")
+    found = scored(source, BatchScorer("rougel"))
+    assert found["score"] == [1.0, 1.0, None, None, 1.0]
+    assert [error and error[:6] for error in found["error"]] == [None, None, "line 6", "line 7", None]
 
 
 @pytest.mark.parametrize("name", ["response", "generated_caption", "prediction", "Output"])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import capeval_core
+from capeval_core.errors import ProblemsError
 from capeval_core.metric import CaptionMetric
 from capeval_core.registry import metric_class
 from tests.support.seams import network
@@ -78,6 +79,41 @@ def test_a_collection_scores_once_for_metrics_with_equal_rows(images: list[Path]
         for name, one in made.items()
     }
     assert values["pacs"] == pytest.approx(2 * values["w1"])
+
+
+@pytest.mark.filterwarnings("ignore:The ``compute`` method")
+def test_rows_count_once_until_they_are_forgotten() -> None:
+    score = CaptionScore("rougel", empty="error")
+    with pytest.raises(ValueError, match="captions is empty"):
+        score.compute()
+    score.update([], references=[])
+    given = {"captions": CAPTIONS, "references": REFERENCES}
+    score.update(**batch(given, 0, 1))
+    for captions, references, where in (
+        (["a dog", ""], [["a"], ["b"]], "captions[1]"),
+        (["a dog", "a cat"], [["a"], []], "references[1]"),
+    ):
+        with pytest.raises(ProblemsError) as refused:
+            score.update(captions, references=references)
+        assert [problem.where for problem in refused.value.problems] == [where]
+    score.update(**batch(given, 3, 4, 5))
+    rows = [0, 1, 3, 4, 5]
+    expected = capeval_core.load("rougel").score(
+        [CAPTIONS[i] for i in rows], references=[REFERENCES[i] for i in rows]
+    )
+    assert float(score.compute()) == pytest.approx(expected.mean, abs=1e-7)
+    assert score.result is not None and score.result.scores == expected.scores
+    assert score.result.signature == expected.signature
+    score.reset()
+    with pytest.raises(ValueError, match="captions is empty"):
+        score.compute()
+    assert score.higher_is_better and not CaptionScore("chair", synonyms="tiny").higher_is_better
+    # A network whose device is named stays there, and a metric without one has nothing to move.
+    for fixed in (CaptionScore("pacs", weights="tiny", device="cpu"), score):
+        metric = fixed.metric
+        assert fixed.to("meta").metric is metric
+    with pytest.raises(ValueError, match="CaptionScore takes one metric, found 2"):
+        CaptionScore(["rougel", "bleu"])
 
 
 @pytest.mark.parametrize("other", [{"prompt": "An image of "}, {"weights": "clone"}])

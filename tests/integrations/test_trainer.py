@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -148,12 +149,126 @@ REFERENCES = [["a circle", "a red disc"], ["blue squares"], ["a star"], ["one"],
 class Numbers:
     """A processor whose token ids are the numbers of captions."""
 
+    def __init__(self, texts: list[str] = TEXTS) -> None:
+        self.texts = texts
+
     def batch_decode(self, ids: Any, skip_special_tokens: bool) -> list[str]:
-        return [TEXTS[row[0]] for row in ids]
+        return [self.texts[row[0]] for row in ids]
 
 
-def numbered(order: list[int]) -> Any:
-    return SimpleNamespace(predictions=np.array(order)[:, None], label_ids=np.arange(5)[:, None])
+def numbered(order: list[int], labels: list[int] | None = None) -> Any:
+    label_ids = np.arange(5) if labels is None else np.array(labels, int)
+    return SimpleNamespace(predictions=np.array(order, int)[:, None], label_ids=label_ids[:, None])
+
+
+def expected_of(order: list[int], references: list[list[str]] = REFERENCES) -> capeval_core.Result:
+    return capeval_core.load("rougel").score([TEXTS[i] for i in order], references=references)
+
+
+def test_evaluations_are_found_by_number_and_by_metric() -> None:
+    metrics = CaptionMetrics(Numbers(), references=REFERENCES, metrics=["rougel", "ciderd"])
+    assert (metrics.captions, len(metrics.results), metrics.sets) == ([], 0, {"": 5})
+    with pytest.raises(KeyError, match="rougel"):
+        metrics.results["rougel"]
+    orders = [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [0, 1, 2, 4, 4]]
+    for order in orders:
+        expected = expected_of(order)
+        assert metrics(numbered(order))["rouge_l"] == pytest.approx(expected.mean, abs=1e-12)
+        assert metrics.results["rougel"].scores == expected.scores
+    for evaluation, order in zip(metrics.results, orders, strict=True):
+        assert (evaluation.captions, evaluation.set, evaluation.step) == ([TEXTS[i] for i in order], "", None)
+        assert list(evaluation) == ["rougel", "ciderd"]
+    assert metrics.captions == metrics.results[-1].captions == metrics.results[1:][1].captions
+    for first, second in ((2, 1), (-1, -2), (0, 1)):
+        difference = expected_of(orders[first]).mean - expected_of(orders[second]).mean
+        comparisons = metrics.compare(first, second)
+        assert comparisons["rougel"].difference == pytest.approx(difference, abs=1e-12)
+        assert list(comparisons) == ["rougel", "ciderd"]
+    assert metrics.compare(2, 1, level=0.5)["rougel"].interval.level == 0.5
+    for numbers, named in (((3, 0), "first=3"), ((-3, 3), "second=3"), ((0, -4), "second=-4")):
+        with pytest.raises(IndexError, match=f"{named}: there are 3 evaluations"):
+            metrics.compare(*numbers)
+
+
+def test_the_prefix_of_a_trainer_tells_the_set_with_the_longest_name() -> None:
+    sets = {"coco": REFERENCES, "val_coco": REFERENCES[::-1]}
+    metrics = CaptionMetrics(Numbers(), references=sets, metrics="rougel")
+    assert metrics.sets == {"coco": 5, "val_coco": 5}
+    order = [0, 1, 2, 3, 4]
+    prefixes = {"eval_coco": "coco", "eval_val_coco": "val_coco", "coco": "coco", "test_val_coco": "val_coco"}
+    for step, (prefix, name) in enumerate(prefixes.items()):
+        with metrics.evaluating(prefix, step):
+            number = metrics(numbered(order))["rouge_l"]
+        assert (metrics.results[-1].set, metrics.results[-1].step) == (name, step)
+        assert number == pytest.approx(expected_of(order, sets[name]).mean, abs=1e-12)
+        # Each is compared with the one before of its own set.
+        assert metrics.results.before(step) is (metrics.results[step - 2] if step > 1 else None)
+    with pytest.raises(ValueError, match=r"second=1 is of set val_coco, first=0 of coco"):
+        metrics.compare(0, 1)
+    with metrics.evaluating("eval_val", 1), pytest.raises(ValueError, match="eval_val") as refused:
+        metrics(numbered(order))
+    assert 'metric_key_prefix="eval_val_coco"' in str(refused.value) and len(metrics.results) == 4
+    with pytest.raises(ValueError, match=r"2 evaluation sets \(coco, val_coco\)"):
+        metrics(numbered(order))
+
+
+def test_batches_are_one_evaluation_and_rows_are_counted() -> None:
+    metrics = CaptionMetrics(Numbers(), references=REFERENCES, metrics="rougel")
+    order = [4, 1, 0, 3, 2]
+    for _ in range(2):
+        parts = [numbered(order[:2], order[:2]), numbered(order[2:4], order[2:4])]
+        assert [metrics(part, compute_result=False) for part in parts] == [{}, {}]
+        found = metrics(numbered(order[4:], order[4:]), compute_result=True)
+        assert found["rouge_l"] == pytest.approx(expected_of(order).mean, abs=1e-12)
+    assert len(metrics.results) == 2
+    # Of an evaluation that was interrupted nothing is left behind the next one's beginning.
+    metrics(numbered(order[:2], order[:2]), compute_result=False)
+    with metrics.evaluating("eval", 1):
+        assert metrics(numbered(order, order), compute_result=True) == found
+    for count in (0, 4, 6):
+        rows = [*order, 0][:count]
+        with pytest.raises(ValueError, match=f"{count} captions, but there are 5 references"):
+            metrics(numbered(rows, rows))
+
+
+def test_what_is_no_array_of_token_ids_is_refused_by_its_shape_and_type() -> None:
+    metrics = CaptionMetrics(Numbers(), references=REFERENCES, metrics="rougel")
+    ids = np.arange(5)[:, None]
+    expected = expected_of([0, 1, 2, 3, 4]).mean
+    for predictions in (ids, ids.astype(np.uint8), (ids, "more outputs"), [ids[:3], ids[3:]]):
+        found = metrics(SimpleNamespace(predictions=predictions, label_ids=ids))
+        assert found["rouge_l"] == pytest.approx(expected, abs=1e-12)
+    for wrong, message in (
+        (np.zeros((5, 2, 3), np.float32), r"shape \(5, 2, 3\) and dtype float32"),
+        (ids.astype(float), r"shape \(5, 1\) and dtype float64"),
+        (np.arange(5), r"shape \(5,\) and dtype int64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            metrics(SimpleNamespace(predictions=wrong))
+    for no_array, named in (("a dog", "predictions is a str"), (None, "predictions=None")):
+        with pytest.raises(TypeError, match=named):
+            metrics(SimpleNamespace(predictions=no_array))
+    with pytest.raises(TypeError, match=r"expected an EvalPrediction.*dict"):
+        metrics({})
+
+
+def test_labels_of_other_images_are_refused_if_they_are_more_than_half() -> None:
+    given: dict[str, Any] = {"references": [[text] for text in TEXTS], "metrics": "rougel"}
+    order = [0, 1, 2, 3, 4]
+    CaptionMetrics(Numbers(), **given)(numbered(order, [1, 0, 2, 3, 4]))
+    with pytest.raises(ValueError, match=r"3 of 5 labels .* row 1 \('a small green star'\)"):
+        CaptionMetrics(Numbers(), **given)(numbered(order, [0, 2, 3, 1, 4]))
+
+
+def test_empty_captions_are_warned_of_if_they_are_more_than_half() -> None:
+    texts = ["", " ", "", "a dog"]
+    metrics = CaptionMetrics(Numbers(texts), references=[["a dog"]] * 4, metrics="rougel")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert metrics(numbered([0, 1, 3, 3], [3] * 4))["rouge_l"] == 0.5
+        assert metrics(numbered([0, 1, 2, 3], [3] * 4))["rouge_l"] == 0.25
+    (message,) = [str(one.message) for one in caught if "are empty" in str(one.message)]
+    assert message.startswith("3 of 4 captions are empty")
 
 
 @pytest.fixture
@@ -209,6 +324,9 @@ def test_rows_beyond_the_images_are_padding_only_if_all_repeat(weights: str, ima
             evaluation = SimpleNamespace(
                 predictions=np.array(order)[:, None], label_ids=np.array(order)[:, None]
             )
+            with pytest.raises(ValueError, match=rf"{len(order)} captions.* 5 images"):
+                metrics(evaluation)
+            evaluation.label_ids = None  # by captions, where there are no labels
             with pytest.raises(ValueError, match=rf"{len(order)} captions.* 5 images"):
                 metrics(evaluation)
     finally:

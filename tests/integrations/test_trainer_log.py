@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 import torch
 from transformers.integrations.integration_utils import TensorBoardCallback
 
+from capeval_core.errors import InputError
 from capeval_core.integrations import CaptionMetrics
 from tests.integrations.captioner import Scenes, make_trainer
 
@@ -41,6 +43,13 @@ class Part(torch.utils.data.Dataset[dict[str, Any]]):
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         return self.scenes[self.rows[row]]
+
+
+class Unlabelled(Part):
+    """Such rows without what a Trainer would compare with."""
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return {name: value for name, value in super().__getitem__(row).items() if name != "labels"}
 
 
 HALVES = {"coco": range(0, COUNT, 2), "nocaps": range(1, COUNT, 2)}
@@ -119,6 +128,11 @@ def test_one_caption_metrics_scores_several_evaluation_sets(
         assert f"eval_{name}_distinct_1" in lines(trainer, f"eval_{name}_refpac_s_difference")[-1]
     with pytest.raises(ValueError, match="second=1"):
         metrics.compare(0, 1)
+    # A set without labels is not scored, so that there is nothing more to log of it.
+    count = len(trainer.state.log_history)
+    trainer.evaluate(Unlabelled(scenes, HALVES["coco"]), metric_key_prefix="eval_coco")
+    (line,) = trainer.state.log_history[count:]
+    assert not any("refpac" in name or "distinct" in name for name in line) and len(metrics.results) == 6
     # One set by its own name, in whatever order; a prefix that names none is refused.
     trainer.predict(sets["nocaps"], metric_key_prefix="test_nocaps")
     assert metrics.results[-1].set == "nocaps"
@@ -130,10 +144,17 @@ def test_sets_that_do_not_fit_are_refused_before_training(
     scenes: Scenes, make: Callable[..., CaptionMetrics], tmp_path: Path
 ) -> None:
     both = {"images": halved(scenes.images), "references": halved(scenes.references)}
-    with pytest.raises(ValueError, match=r"references.*nocaps"):
-        make(images=both["images"], references={"coco": both["references"]["coco"]})
-    with pytest.raises(TypeError, match="references"):
-        make(images=both["images"])
+    # The argument without the set is to be mended, and the one that has it says what is meant.
+    for without, other in (("references", "images"), ("images", "references")):
+        with pytest.raises(InputError) as refused:
+            make(**{**both, without: {"coco": both[without]["coco"]}})
+        (problem,) = refused.value.problems
+        assert problem.where == without and "'nocaps'" in problem.text and other in problem.fix
+        with pytest.raises(TypeError) as refused_type:
+            make(**{**both, without: getattr(scenes, without)})
+        assert re.match(rf"{without} is a list.* {other} is a dict", str(refused_type.value))
+    with pytest.raises(ValueError, match="images is an empty dict"):
+        make(images={}, references={})
     with pytest.raises(ValueError, match=r'images\["nocaps"\]\[2\]'):
         make(
             **{
