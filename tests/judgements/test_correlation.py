@@ -183,11 +183,20 @@ def test_ties_are_calibrated_by_the_best_threshold_of_all(judge: Judge, tmp_path
     assert found.values("tied")["acc_eq"] == pytest.approx(100 * tied, abs=1e-5)
 
 
+def contests(found: Any) -> dict[tuple[str, str], dict[str, str]]:
+    """The rows of the table of differences, by both metrics."""
+    with (found.out / "own-differences.csv").open(newline="") as file:
+        return {(row["first"], row["second"]): row for row in csv.DictReader(file)}
+
+
 def test_williams_is_the_test_of_the_literature(judge: Judge, tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     ratings, n = rng.normal(size=8), 8
     first, second = ratings + rng.normal(size=8), ratings + 2 * rng.normal(size=8)
-    found = judge("own", own(tmp_path / "set", ratings, range(8)), {"A": first, "B": second}, draws=10)
+    scores = {"A": first, "B": second, "C": first}
+    found = judge(
+        "own", own(tmp_path / "set", ratings, range(8)), scores, "--statistics", "pearson", draws=40
+    )
     r12, r13, r23 = (
         pearsonr(*sides).statistic for sides in ((first, ratings), (second, ratings), (first, second))
     )
@@ -195,9 +204,33 @@ def test_williams_is_the_test_of_the_literature(judge: Judge, tmp_path: Path) ->
     spread = 2 * k * (n - 1) / (n - 3) + (r12 + r13) ** 2 / 4 * (1 - r23) ** 3
     t = abs(r12 - r13) * math.sqrt((n - 1) * (1 + r23) / spread)
     expected = 2 * quad(lambda x: student.pdf(x, n - 3), t, math.inf)[0]
-    with (found.out / "own-differences.csv").open(newline="") as file:
-        (p_value,) = {row["p, Williams"] for row in csv.DictReader(file)}
-    assert 0.01 < expected < 0.9 and float(p_value) == pytest.approx(expected, abs=6e-4)
+    row = contests(found)["A", "B"]
+    assert 0.01 < expected < 0.9 and float(row["p, Williams"]) == pytest.approx(expected, abs=6e-4)
+    assert float(row["difference"]) == pytest.approx(100 * (r12 - r13), abs=0.06)
+    drawn = resamples([str(image) for image in range(8)], draws=40)
+    moved = []
+    for side, value in ((first, r12), (second, r13)):
+        of_draws = [resampled_correlations(side, ratings, drawn.weights(i))["pearson"] for i in range(40)]
+        moved.append(np.clip(np.array(of_draws) - (np.mean(of_draws) - value), -1, 1))
+    differences = moved[0] - moved[1]
+    below = np.count_nonzero(differences < 0)
+    assert min(below, 40 - below) > 2
+    low, high = (float(bound) for bound in row["interval"].split(" to "))
+    expected_bounds = 100 * np.quantile(differences, [0.025, 0.975])
+    assert [low, high] == pytest.approx(expected_bounds.tolist(), abs=0.06)
+    assert float(row["p, bootstrap"]) == pytest.approx(2 * (min(below, 40 - below) + 1) / 41, abs=6e-4)
+
+
+def test_metrics_of_equal_scores_do_not_differ(judge: Judge, tmp_path: Path) -> None:
+    """A resample without a difference is neither below 0 nor above."""
+    ratings = [1, 2, 3, 4, 5, 6, 7]
+    scores = {"A": [1, 3, 2, 5, 4, 7, 6], "B": [1, 3, 2, 5, 4, 7, 6], "C": [7, 6, 5, 4, 3, 2, 1]}
+    folder = own(tmp_path / "set", ratings, range(7))
+    rows = contests(judge("own", folder, scores, "--statistics", "pearson", draws=20))
+    assert list(rows) == [("A", "B"), ("A", "C"), ("B", "C")]
+    assert (rows["A", "B"]["p, bootstrap"], rows["A", "B"]["p, Williams"]) == ("1.000", "1.000")
+    assert float(rows["A", "B"]["difference"]) == 0
+    assert rows["A", "C"]["p, bootstrap"] == rows["B", "C"]["p, bootstrap"] == f"{2 / 21:.3f}"
 
 
 def test_intervals_of_few_images_are_about_the_value(judge: Judge, tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ SET = SetEntry(
     loader="captions",
     columns={"rho": {"statistic": "spearman"}},
 )
+OF_OURS = SET._replace(name="foil")
+NAME = "menus"
 """
 
 
@@ -33,7 +35,8 @@ def declare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: menu-sets\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(
-        "[capeval.sets]\nmenus = menu_sets:SET\nnone = menu_sets:MODULE\n"
+        "[capeval.sets]\nabsent = menu_sets:ABSENT\nnone = menu_sets:NAME\nmenus = menu_sets:SET\n"
+        "taken = menu_sets:OF_OURS\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
@@ -54,4 +57,8 @@ def test_a_declared_set_is_judged_by_its_own_columns(
     assert judged.values() == {"rho": 100.0} and "Menus" in judged.text
     assert main(["judge", "nothing", "--data", str(tmp_path)]) == 2
     output = capsys.readouterr()
-    assert "menus" in output.err and "'none' (menu_sets:MODULE)" in output.err
+    assert "menus" in output.err and "'none' (menu_sets:NAME) is a str" in output.err
+    assert "'absent' (menu_sets:ABSENT) could not be loaded" in output.err
+    # A set of this package stays what it is, whatever another one declares by its name.
+    assert main(["judge", "foil", "--metrics", "rougel", "--data", str(tmp_path / "menus")]) == 2
+    assert "pairs.jsonl" in capsys.readouterr().err

@@ -149,6 +149,75 @@ def test_a_rating_of_a_caption_with_different_scores_is_left_out(
     assert cells["scores", "tau_b"] == pytest.approx(expected, abs=1e-5)
 
 
+def test_what_is_left_out_is_counted_by_its_reason(
+    correlate: Correlate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = []
+    for image, system, caption, score in (
+        ("0", "one", "a", 0.1), ("0", "two", "b", 0.2), ("1", "one", "c", 0.3), ("1", "one", "c", 0.9),
+        ("2", "one", "d", 0.4), ("3", "one", "e", 0.8), ("4", "two", "f", 0.7),
+    ):  # fmt: skip
+        rows.append({"image_id": f"{image}.jpg", "system": system, "caption": caption, "score": score})
+    write_json(tmp_path / "scores.json", rows)
+    reasons = {
+        "of an unknown image id": ("9.jpg", "one", "a", 3),
+        "of a system that has no score of the image": ("2.jpg", "two", "d", 3),
+        "of a caption that has no score": ("0.jpg", "one", "b", 3),
+        "of a caption that has different scores": ("1.jpg", "one", "c", 3),
+        "without a caption of an image with several scores": ("1.jpg", "one", None, 3),
+        "without an image id": (None, "one", "a", 3),
+        "missing": ("2.jpg", "one", "d", None),
+        "not a number": ("2.jpg", "one", "d", "[good"),  # begins as a list does
+    }
+    rated: list[tuple[Any, ...]] = [("0.jpg", "one", "a", 1), ("0.jpg", "two", "b", 2)]
+    rated += [("2.jpg", "one", "d", 4), ("4.jpg", "two", "f", 3)]
+    for count, row in enumerate(reasons.values(), start=2):
+        rated += [row] * count
+    names = ("image", "system", "caption", "rating")
+    write_json(tmp_path / "h.json", [dict(zip(names, row, strict=True)) for row in rated])
+    cells = correlate(tmp_path / "scores.json", tmp_path / "h.json")
+    expected = 100 * kendalltau([0.1, 0.2, 0.4, 0.7], [1, 2, 4, 3]).statistic
+    assert cells["scores", "tau_b"] == pytest.approx(expected, abs=1e-4)
+    lines = capsys.readouterr().out.splitlines()
+    left_out = {line.removeprefix("left out: ") for line in lines if line.startswith("left out: ")}
+    counted = {f"{count} ratings {reason}" for count, reason in enumerate(reasons, start=2)}
+    assert left_out == counted | {"3 scores without a rating"}
+    # Where no rating is left, the refusal has the same counts.
+    write_json(tmp_path / "h.json", [dict(zip(names, row, strict=True)) for row in rated[4:]])
+    arguments = ["correlate", str(tmp_path / "scores.json"), str(tmp_path / "h.json")]
+    assert main(arguments) == 2
+    refusal = capsys.readouterr().err
+    assert "in 44 rows" in refusal and all(reason in refusal for reason in counted)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("s.json", {"a": [1, 2, 3, 4, 5], "b": [1, 2]}, ["s.json", "equally many"]),
+        ("s.json", {"a": [[1, 2], [3, 4]]}, ["s.json", "lists"]),
+        ("s.json", {"0.jpg": 1, "1.jpg": "x"}, ["s.json", "id '1.jpg'"]),
+        ("s.json", {}, ["s.json"]),
+        ("s.json", [1, 2, 3], ["h.json", "5 rows for 3 scores"]),
+        (
+            "h.json",
+            [{"image": "0.jpg", "system": "one", "rating": 1}, {"image": "1.jpg", "rating": 2}],
+            ["h.json", "system"],
+        ),
+        ("h.json", [{"image": "0.jpg", "caption": ["x", "y"], "rating": 1}], ["h.json", "2 captions"]),
+    ],
+)
+def test_scores_and_ratings_that_cannot_be_joined_are_refused_by_their_file(
+    name: str, content: object, named: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_json(tmp_path / "s.json", SCORES)
+    rows = [{"image": image, "rating": rating} for image, rating in zip(SCORES, RATINGS, strict=True)]
+    write_json(tmp_path / "h.json", rows)
+    write_json(tmp_path / name, content)
+    assert main(["correlate", str(tmp_path / "s.json"), str(tmp_path / "h.json")]) == 2
+    refusal = capsys.readouterr().err
+    assert all(part in refusal for part in named), refusal
+
+
 def test_ratings_of_several_captions_need_scores_that_name_theirs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,6 +291,48 @@ def test_several_systems_have_correlations_of_their_means(
     assert ("pacs", "acc_eq of systems") not in cells
 
 
+def test_systems_that_only_the_scores_name_are_those_of_each_rated_caption(
+    correlate: Correlate, tmp_path: Path
+) -> None:
+    table = rated_systems()
+    table["caption"] = table.system + " " + table.image_id
+    # More ratings than captions, in another order: a caption has two.
+    several = pd.concat([table, table.iloc[:1]]).iloc[::-1]
+    several.to_csv(tmp_path / "named.csv", index=False)
+    several.drop(columns="system").to_csv(tmp_path / "h.csv", index=False)
+    scores = scores_of_systems("json", tmp_path)
+    cells = correlate(scores, tmp_path / "h.csv")
+    assert cells == pytest.approx(correlate(scores, tmp_path / "named.csv"), nan_ok=True)
+    ratings = {system: list(numbers) for system, numbers in GIVEN.items()}
+    ratings["one"].append(GIVEN["one"][0])
+    of_scores = {system: list(numbers) for system, numbers in SYSTEMS.items()}
+    of_scores["one"].append(SYSTEMS["one"][0])
+    means = [[sum(numbers) / len(numbers) for numbers in side.values()] for side in (of_scores, ratings)]
+    expected = 100 * pearsonr(*means).statistic
+    assert cells["pacs", "pearson of systems"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_two_columns_of_systems_are_one_where_they_only_spell_them_differently(
+    correlate: Correlate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = rated_systems()
+    scores = scores_of_systems("table", tmp_path)
+    table.assign(model=table.system.str.upper()).to_csv(tmp_path / "h.csv", index=False)
+    expected = correlate(scores, tmp_path / "h.csv")
+    assert "system = system" in capsys.readouterr().err
+    coarse = table.system.replace({"two": "one"})
+    fine = table.system + table.image_id
+    shifted = [*table.system.tolist()[1:], "one"]
+    for column in (coarse, fine, shifted):
+        # Beside a second column that agrees: each of them is compared with the first.
+        table.assign(model=table.system, method=column).to_csv(tmp_path / "h.csv", index=False)
+        assert main(["correlate", str(scores), str(tmp_path / "h.csv")]) == 2
+        refusal = capsys.readouterr().err
+        assert "--system-column system or --system-column method" in refusal and "'model'" not in refusal
+    cells = correlate(scores, tmp_path / "h.csv", "--system-column", "system")
+    assert cells == pytest.approx(expected, nan_ok=True)
+
+
 def test_several_ratings_of_a_caption_are_those_of_its_system(judge: Judge, tmp_path: Path) -> None:
     """A caption of two ratings is two captions of one."""
     rows, scores = [], []
@@ -248,6 +359,13 @@ def test_two_systems_have_no_correlation_of_means(correlate: Correlate, tmp_path
     table[table.system.isin(["one", "two"])].to_csv(tmp_path / "h.csv", index=False)
     cells = correlate(scores_of_systems("table", tmp_path), tmp_path / "h.csv")
     assert math.isnan(cells["pacs", "tau_b of systems"]) and math.isfinite(cells["pacs", "tau_b"])
+    with (tmp_path / "o.csv").open(newline="") as file:
+        of_cell = {row["column"]: row for row in csv.DictReader(file) if row["metric"] == "pacs"}
+    for name, row in of_cell.items():
+        # By the number of what is correlated: two systems, or six captions.
+        of_systems = name.endswith("of systems")
+        assert ("2 systems" in row["undefined"]) == of_systems, name
+        assert row["rows"] == ("2" if of_systems else "6"), name
 
 
 @pytest.mark.parametrize("in_folder", [False, True])

@@ -117,7 +117,9 @@ def test_draws_are_made_where_none_are_recorded(judge: Judge, tmp_path: Path) ->
     assert first.text == again.text and "refs:3|" in first.cells["ROUGE-L", "HC"]["signature"]
 
 
-def test_abstract_decides_tied_votes_by_the_labels_of_a_draw(judge: Judge, tmp_path: Path) -> None:
+def test_abstract_decides_tied_votes_by_the_labels_of_a_draw(
+    judge: Judge, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pair = {"image": "a.png", "caption_b": "x", "caption_c": "y", "references": ["1", "2"]}
     write_lines(tmp_path / "pairs.jsonl", [{**pair, "votes": own} for own in ([1, 1], [-1, -1], [1, -1])])
     indices = [[0], [1], [0]]
@@ -125,8 +127,20 @@ def test_abstract_decides_tied_votes_by_the_labels_of_a_draw(judge: Judge, tmp_p
     write_json(tmp_path / "draws.json", draws)
     scores = {"M": [2.0, 1, 1, 2, 2, 1]}
     assert judge("abstract50s", tmp_path, scores).values() == {"accuracy": pytest.approx(250 / 3, abs=1e-5)}
+    for labels in (["b", "c"], ["b", "c", "a"]):
+        write_json(tmp_path / "draws.json", [draws[0], {**draws[1], "labels": labels}])
+        assert main(["judge", "abstract50s", "--data", str(tmp_path), "--metrics", "rougel"]) == 2
+        refusal = capsys.readouterr().err
+        assert "draws.json" in refusal and f"{len(labels)} labels" in refusal and "3 pairs" in refusal
+    # Without draws, a coin decides: of many tied pairs, in each of the five draws by itself.
     (tmp_path / "draws.json").unlink()
-    assert 200 / 3 - 1e-5 < judge("abstract50s", tmp_path, scores).values()["accuracy"] < 100.1
+    tied = [{**pair, "votes": [1, -1]} for _ in range(40)]
+    write_lines(
+        tmp_path / "pairs.jsonl", [*tied, *({**pair, "votes": votes} for votes in ([1, 1, -1], [-1]))]
+    )
+    of_b = judge("abstract50s", tmp_path, {"M": [2.0, 1] * 40 + [2.0, 1, 1, 2]}).values()["accuracy"]
+    of_c = judge("abstract50s", tmp_path, {"M": [1.0, 2] * 40 + [2.0, 1, 1, 2]}).values()["accuracy"]
+    assert of_b + of_c == pytest.approx(100 * (40 + 2 * 2) / 42, abs=1e-4) and 30 < of_b < 70
 
 
 def test_foil_takes_the_first_references_and_needs_a_strictly_higher_score(
@@ -262,6 +276,8 @@ def test_systems_have_the_corpus_value_and_not_a_mean_of_rows(judge: Judge, tmp_
     result = capeval_core.load("bleu").score(texts, references=list(references.values()))
     for n in (1, 2, 3, 4):
         assert found.values(f"BLEU-{n}")["one"] == pytest.approx(100 * result.numbers[f"bleu_{n}"], abs=1e-5)
+    labels = list(dict.fromkeys(label for label, _ in found.cells))
+    assert labels == ["BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4"]
     assert found.values("BLEU-4").keys() == {"one", "two"}
     assert result.numbers["bleu_4"] != pytest.approx(np.mean(result.scores))
 
@@ -356,6 +372,41 @@ def test_what_is_wrong_with_a_file_is_named(
         scores.write_text("[1, 2, 3, 4]")
     arguments = ["judge", "flickr8k_expert", "--data", str(folder), "--scores", str(scores)]
     assert main(arguments) == 2 and name.rpartition("/")[2] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named", "count"),
+    [
+        ("references.json", {**REFERENCES, "c.png": [], "d.png": "x"}, ["key 'c.png'", "key 'd.png'"], 2),
+        ("references.json", {**REFERENCES, "c.png": ["x", 3]}, ["key 'c.png'"], 1),
+        ("scores.json", {"n": [1, 2, 3, 4], "m": [1, "x", 2, True]}, ["m[1]", "m[3]"], 2),
+        ("scores.json", {"m": [1, 2, 3], "n": [1, 2]}, ["m: 3 scores", "n: 2 scores", "4 captions"], 2),
+        (
+            "scores.json",
+            {"scores": [1, 2, 3, 4], "captions": ["a red round circle", "two stars", "y", "z"]},
+            ["caption 2", "'y'", "'a green circle'"],
+            1,
+        ),
+        ("scores.json", {"scores": [1, 2, 3, 4], "captions": ["x"]}, ["captions and scores"], 1),
+        ("scores.json", {"scores": [1, 2, 3, 4], "ids": ["x"]}, ["ids and scores"], 1),
+    ],
+)
+def test_all_wrong_places_of_a_file_are_named_and_no_others(
+    name: str,
+    content: object,
+    named: list[str],
+    count: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = write_expert(tmp_path / "set")
+    write_json(folder / "scores.json", [1, 2, 3, 4])
+    write_json(folder / name, content)
+    scores = str(folder / "scores.json")
+    assert main(["judge", "flickr8k_expert", "--data", str(folder), "--scores", scores]) == 2
+    refusal = capsys.readouterr().err
+    assert all(place in refusal for place in named), refusal
+    assert refusal.count(f"{name}: ") + refusal.count(f"{name} has") == count, refusal
 
 
 def test_scores_are_read_by_name(judge: Judge, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

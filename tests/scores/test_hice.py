@@ -200,3 +200,26 @@ def test_no_explained_precision_or_recall_is_below_0() -> None:
             found = result.explain(number)
             assert {note["precision"] for note in found["phrases"]} == {0.0}
             assert {note["recall"] for note in (*found["regions"], found["whole"]) if note} == {0.0}
+
+
+@pytest.mark.parametrize("reduction", ["joint", "best", "mean", "pooled"])
+def test_an_explanation_marks_the_references_that_the_score_is_made_of(
+    reduction: str, folder: str, images: list[Path]
+) -> None:
+    metric = opened("refhices", folder, reference_reduction=reduction, evidence=True)
+    references = [["a blue heart", "a red star and two dogs", "a man sits"], ["two dogs run", "a park"]]
+    result = metric.score(CAPTIONS[:2], images[:2], references)
+    for row, texts in enumerate(references):
+        notes = result.explain(row)["compared"]
+        assert [note["reference"] for note in notes] == texts
+        chosen = {place for place, note in enumerate(notes) if note["chosen"]}
+        of_all = range(len(texts))
+        globally = max(of_all, key=lambda place: notes[place]["gttc"])
+        locally = max(of_all, key=lambda place: notes[place]["lttc"])
+        jointly = max(of_all, key=lambda place: harmonic(notes[place]["gttc"], notes[place]["lttc"]))
+        expected = {"joint": {jointly}, "best": {globally, locally}}.get(reduction, set(of_all))
+        assert chosen == expected
+        if reduction in ("joint", "best"):
+            largest = [notes[jointly]] * 2 if reduction == "joint" else [notes[globally], notes[locally]]
+            assert result.parts["gttc"][row] == pytest.approx(largest[0]["gttc"], abs=1e-6)
+            assert result.parts["lttc"][row] == pytest.approx(largest[1]["lttc"], abs=1e-6)

@@ -79,6 +79,22 @@ NAMES = pytest.mark.parametrize("name", ["pacs", "refpacs"])
 # Inverse document frequencies.
 
 
+def test_texts_without_a_weight_are_counted_captions_and_references_alike(
+    weights: Path, videos: list[NDArray[np.uint8]]
+) -> None:
+    """Of references that all have the same words, these weigh nothing, and any other word does."""
+    captions = ["a dog", "a cat", "dog", "a dog"]
+    references = [["a dog"], ["a dog", "dog a"], ["a dog"], ["a dog", "a dog", "a dog"]]
+    metric = opened("refpacs", weights)
+    with pytest.warns(UserWarning, match="no idf for 10 texts"):
+        found = metric.score(captions, videos=videos[:4], references=references)
+    assert list(found.parts["unweighted_texts"]) == [2, 2, 2, 4]
+    alone = opened("pacs", weights)
+    with pytest.warns(UserWarning, match="no idf for 1 text,"):
+        assert list(alone.score(["a dog"], videos=videos[:1]).parts["unweighted_texts"]) == [1]
+    assert list(alone.score(captions[:2], videos=videos[:2]).parts["unweighted_texts"]) == [0, 0]
+
+
 # Bad input.
 
 

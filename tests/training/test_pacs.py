@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -68,6 +69,20 @@ def test_captions_of_other_images_are_another_training(
     assert "captions" in capsys.readouterr().err
 
 
+def test_each_image_that_is_trained_on_and_held_out_is_named(
+    single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (single / "captions.jsonl").read_text().splitlines()
+    held_out = [json.dumps({"image_id": "new", "captions": ["a dog"]}), lines[5], lines[2]]
+    (tmp_path / "held.jsonl").write_text("\n".join(held_out))
+    (single / "images" / "new.png").write_bytes((single / "images" / "0.png").read_bytes())
+    settings = {**ALL, "validation_captions": tmp_path / "held.jsonl"}
+    assert main(arguments(single, tmp_path / "run", **settings)) == 2
+    (single / "images" / "new.png").unlink()
+    refusal = capsys.readouterr().err
+    assert refusal.count("also trained on") == 2 and "'2'" in refusal and "'5'" in refusal
+
+
 def test_positives_of_nothing_that_is_trained_on_are_counted(
     pairs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,9 +90,17 @@ def test_positives_of_nothing_that_is_trained_on_are_counted(
     *lines, _ = (pairs / "captions.jsonl").read_text().splitlines()
     last = json.loads(lines[-1])
     lines[-1] = json.dumps({**last, "captions": last["captions"][:1]})
+    first = json.loads(lines[0])
+    lines[0] = json.dumps({**first, "captions": [first["captions"][0], "long " * 99]})
     (tmp_path / "captions.jsonl").write_text("\n".join(lines))
     train(pairs, tmp_path / "run", captions=tmp_path / "captions.jsonl", steps=1, log_every=1)
-    assert "4 positives belong to no image or caption here" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "4 positives belong to no image or caption here" in told
+    # Of 19 scenes with 37 captions all but one have a generated caption.
+    card = (tmp_path / "run" / "weights" / "README.md").read_text()
+    for text in (told.lower(), card.lower()):
+        assert re.search(r"cut off at \d+ tokens: 1 of 55 captions", text)
+    assert "Generated positives: 35 images, 18 captions" in card
 
 
 def features(weights: Any, folder: Path, prompt: str = PROMPT) -> tuple[Tensor, Tensor]:
@@ -208,7 +231,18 @@ def test_lora_trains_adapters_instead_of_projections(pairs: Path, tmp_path: Path
         "visual.transformer.",
         "logit_scale",
     }
-    assert "adapters of rank 2" in (out / "weights" / "README.md").read_text()
+    card = (out / "weights" / "README.md").read_text()
+    assert "adapters of rank 2" in card
+    # Of 20 scenes with two captions each 4 are held out; all but one have two images and a caption more.
+    assert "32 of 16 images, and 4 images held out" in card
+    assert "Generated positives: 38 images, 19 captions, made by" in card and '"captioner": "drawn"' in card
+    best, step = min(
+        (line["validation_loss"], line["step"]) for line in log_of(out) if "validation_loss" in line
+    )
+    assert (
+        "It took 4 steps" in card
+        and f"those of step {step}, with the lowest validation loss, {best:.4f}" in card
+    )
     capeval_core.load("pacs", weights=out / "weights", device="cpu")
 
 

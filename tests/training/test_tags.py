@@ -16,6 +16,24 @@ CAPTION = "A man's cat can't see \"two dogs\", don't worry."
 TOKENS = ["A", "man", "'s", "cat", "can't", "see", '"', "two", "dogs", '"', ",", "don't", "worry", "."]
 
 
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("spacy:absent_pipeline", "python -m spacy download absent_pipeline"),
+        ("nltk", "python -m nltk.downloader averaged_perceptron_tagger_eng"),
+    ],
+)
+def test_data_that_a_tagger_lacks_are_named_with_their_download(
+    name: str, fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = pytest.importorskip(name.partition(":")[0])
+    if name == "nltk":
+        monkeypatch.setattr(package.data, "path", [])
+    with pytest.raises(ValueError, match="tagger") as refusal:
+        open_tagger(name)
+    assert repr(name) in str(refusal.value) and fix in str(refusal.value)
+
+
 @pytest.mark.parametrize("name", ["space", "spacy:", "nltk:x", "scenes:x", "", "Scenes"])
 def test_an_unknown_tagger_is_refused(name: str) -> None:
     with pytest.raises(ValueError):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -125,3 +128,53 @@ def test_captions_of_one_image_are_resampled_together(scenes: Any) -> None:
     assert twice.interval().images == 60 and twice.interval().low == pytest.approx(
         once.interval().low, abs=1e-9
     )
+
+
+METEOR = {
+    "the red dog runs ||| the red dog runs": "4 4 1 1 3 3 1 1 0 0 0 0 0 0 0 0 0 0 0 0 1 4 4",
+    "the red dog runs ||| runs dog red the": "4 4 1 1 3 3 1 1 0 0 0 0 0 0 0 0 0 0 0 0 4 4 4",
+    "the red dog runs ||| the red dogs ran here": "5 4 1 1 1 1 1 1 1 1 0 0 1 1 0 0 0 0 0 0 1 4 4",
+    "a cat ||| zebra": "1 2 0 1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",
+    "a cat ||| zebra cat here": "3 2 0 1 1 1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 1 1 1",
+    "a cat ||| a big cat ||| a big dog": "3 3 1 1 1 1 1 1 0 0 0 0 0 0 0 0 0 0 0 0 1 2 2",
+}
+"""Lines that METEOR 1.5 reads, references before the caption, and the counts that it answers."""
+
+
+@pytest.fixture
+def recorded_meteor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `java` that answers for METEOR's program, in its folder, what that answered."""
+    pytest.importorskip("pycocoevalcap.meteor.meteor")
+    (tmp_path / "answers.json").write_text(json.dumps(METEOR))
+    program = f"""#!{sys.executable}
+import json, os, sys
+folder = {str(tmp_path)!r}
+jar = sys.argv[3]
+if not os.path.isfile(jar):
+    sys.exit(f"no {{jar}}")
+answers = json.load(open(os.path.join(folder, "answers.json")))
+for line in sys.stdin.read().splitlines():
+    print(answers[line.removeprefix("SCORE ||| ")])
+"""
+    (tmp_path / "java").write_text(program)
+    (tmp_path / "java").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    return tmp_path
+
+
+def test_meteor_is_made_of_what_its_program_counts(recorded_meteor: Path) -> None:
+    """Numbers of pycocoevalcap for these captions, with the program itself."""
+    lines = [line.split(" ||| ") for line in METEOR]
+    captions, references = [line[-1] for line in lines], [line[:-1] for line in lines]
+    metric = capeval_core.load("meteor")
+    result = metric.score(captions, references=references)
+    # Its own words in another order are as many fragments as words: 1 - 0.6. One fragment has no penalty
+    # only where it is all of both.
+    expected = [1.0, 0.4, 0.42787916233343737, 0.0, 0.25263157894736843, 0.272954092584186]
+    assert result.scores == pytest.approx(expected, abs=1e-12)
+    assert result.mean == pytest.approx(0.3705956730164515, abs=1e-12)
+    # An answer too many would move all that follow to another caption.
+    answers = {**METEOR, "a cat ||| zebra": "\n".join([METEOR["a cat ||| zebra"]] * 2)}
+    (recorded_meteor / "answers.json").write_text(json.dumps(answers))
+    with pytest.raises(ValueError, match="METEOR's program"):
+        metric.score(captions, references=references)
