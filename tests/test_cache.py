@@ -40,6 +40,23 @@ NUMBERS = st.lists(st.integers(0, 30), max_size=8)
 ACTIONS = st.lists(st.tuples(st.sampled_from(["put", "get"]), NUMBERS), max_size=40)
 
 
+@pytest.mark.parametrize("width", [1, 2])
+def test_nobody_changes_a_feature_that_others_read(width: int) -> None:
+    """Neither through what was put nor through what is got; of a tuple, neither of any array."""
+    cache = FeatureCache()
+    arrays = tuple(row(f"{place}") for place in range(width))
+    cache.put({"key": arrays if width > 1 else arrays[0]})
+    for array in arrays:
+        array[:] = 0
+    features = cache.get(["key"])["key"]
+    stored = features if isinstance(features, tuple) else (features,)
+    assert len(stored) == width
+    for place, feature in enumerate(stored):
+        with pytest.raises(ValueError, match="read-only"):
+            feature[0] = 1
+        assert np.array_equal(feature, row(f"{place}"))
+
+
 @given(actions=ACTIONS, rows=st.integers(0, 12))
 @settings(max_examples=80)
 def test_the_bound_holds_and_the_least_recently_used_leave(

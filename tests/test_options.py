@@ -21,6 +21,7 @@ class Own(Options):
     layer: int = option(-1, "layer of the features", sign="layer")
     scale: float = option(1.0, "scale", sign="scale", minimum=0.5)
     region: str | None = option(None, "region", sign="region")
+    shift: float = option(1.0, "shift", sign="shift")
 
 
 def test_a_scalar_of_numpy_is_the_value_that_it_holds() -> None:
@@ -45,6 +46,8 @@ def test_signs_only_what_moves_the_score() -> None:
         "layer:2",
         "region:x",
     ]
+    assert Own(shift=-0.0).signed() == Own(shift=0.0).signed() == Own(shift=0).signed() == ["shift:0"]
+    assert Own(shift=-1e-20).signed() == [f"shift:-0.{'0' * 19}1"]
     quiet = Own(device="cpu", batch_size=3, cache="c", rows="r", on_error="nan", empty="score", evidence=True)
     assert quiet.signed() == Own().signed()
 

@@ -201,6 +201,32 @@ def test_why_stops_where_no_dearer_variant_is_needed() -> None:
     assert found.variant == "w=2.0" and run.call_count <= 1, found.sentence
 
 
+MENTIONS = ["a dog and a cat", "a tree", "a cat", "a dog, a bird and a horse", "a bird"]
+OBJECTS = [["dog"], ["dog"], ["cat"], ["dog", "bird"], ["horse"]]
+"""CHAIR-i of these is 1/2, 0 without a mention, 0, 1/3 and 1; of the set 3/7."""
+
+
+@pytest.mark.parametrize(
+    ("theirs", "name"),
+    [
+        ("0.4286", "capeval's own settings"),
+        ("0.4583", "mean of mentioning captions"),
+        ("0.3667", "mean of captions"),
+        ("0.3333", "median"),
+    ],
+)
+def test_other_means_of_objects_are_named(theirs: str, name: str) -> None:
+    found = capeval_core.why(theirs, "chair", MENTIONS, None, OBJECTS, synonyms="tiny", most=1)
+    assert frozenset([name]) in variants_of(found), found.sentence
+
+
+def test_a_set_that_mentions_no_object_has_the_number_0_any_way() -> None:
+    found = capeval_core.why(
+        "0.0", "chair", ["a tree", "a lake"], None, [["dog"]] * 2, synonyms="tiny", most=1
+    )
+    assert frozenset(["mean of mentioning captions"]) in variants_of(found), found.sentence
+
+
 def test_a_number_of_nobody_is_nobodys() -> None:
     captions, _, references = given("rougel")
     found = capeval_core.why([0.1, 0.7, 0.3, 0.2, 0.9, 0.8, 0.4, 0.6], "rougel", captions, None, references)
@@ -272,11 +298,44 @@ def test_a_bundle_is_replayed(name: str) -> None:
     assert len("\n".join(made["rows"])) <= 120 * len(IMAGES)
     assert replay(made, GIVEN["captions"], images, GIVEN["references"]).equal
     assert made["columns"][-2:] == ["parts", "score"]
+    # Each stage tells captions apart by what they differ in, which is all but UMIC's absent references.
+    columns = dict(zip(made["columns"], zip(*map(str.split, made["rows"]), strict=True), strict=True))
+    alike = [stage for stage, digests in columns.items() if len({*digests}) < len(IMAGES)]
+    assert alike == (["references"] if name == "umic" else [])
     edited = ["a cat", *GIVEN["captions"][1:]]
-    assert replay(made, edited, images, GIVEN["references"]).stages == {"caption": [0]}
+    found = replay(made, edited, images, GIVEN["references"])
+    assert found.stages == {"caption": [0]} and not found.equal
+    assert found.sentence.startswith("1 of 8 scores differ") and "caption of 1 (0): " in found.sentence
     other = [GIVEN["references"][5], *GIVEN["references"][1:]]
     if name != "umic":
         assert replay(made, GIVEN["captions"], images, other).stages["references"] == [0]
+
+
+def test_a_replay_names_the_captions_that_differ_by_their_ids() -> None:
+    """Three of them at most; captions of one image are told apart by their order."""
+    metric: Any = capeval_core.load("rougel", evidence=True)
+    ids = ["b", "a", "b", "c", "d", "e", "f", "g"]
+    made = bundle_of(metric.score(GIVEN["captions"], references=GIVEN["references"]), ids, texts=True)
+    assert made["ids"] == ids and made["captions"] == GIVEN["captions"]
+    assert made["references"] == GIVEN["references"]
+    assert {*made["versions"]} == {"libjpeg", "Python", "numpy", "pillow", "torch", "tokenizers"}
+    for differing, listed in (
+        ([4], "caption of 1 (d): "),
+        ([1, 3, 6], "caption of 3 (a, c, f): "),
+        ([0, 2, 3, 7], "caption of 4 (b, b, c, ...): "),
+    ):
+        edited = [f"{text} now" if row in differing else text for row, text in enumerate(GIVEN["captions"])]
+        found = replay(made, edited, None, GIVEN["references"], ids=ids)
+        assert found.stages == {"caption": differing} and listed in found.sentence
+        assert found.sentence.startswith(f"{len(differing)} of 8 scores differ")
+    order = [7, 6, 5, 4, 3, 0, 1, 2]  # of the two captions of b the first one stays before the second
+    moved = [[column[row] for row in order] for column in (GIVEN["captions"], GIVEN["references"], ids)]
+    assert replay(made, moved[0], None, moved[1], ids=moved[2]).equal
+    order = [2, 1, 0, 3, 4, 5, 6, 7]
+    swapped = [[column[row] for row in order] for column in (GIVEN["captions"], GIVEN["references"])]
+    assert replay(made, swapped[0], None, swapped[1], ids=ids).stages == {"caption": [0, 2]}
+    found = replay(made, GIVEN["captions"][1:], None, GIVEN["references"][1:], ids=ids[1:])
+    assert "3 captions are in one" not in found.sentence and "1 captions are in one" in found.sentence
 
 
 def test_other_inputs_are_named_where_scores_are_equal() -> None:
@@ -285,6 +344,10 @@ def test_other_inputs_are_named_where_scores_are_equal() -> None:
     made = bundle_of(capeval_core.load("ciderd", evidence=True).score(nothing, None, GIVEN["references"]))
     found = replay(made, ["pf gh", *nothing[1:]], None, GIVEN["references"])
     assert found.stages == {"caption": [0]} and found.equal_scores and not found.equal
+    assert found.sentence.startswith("8 scores are equal, what 1 are computed from is not")
+    found = replay(made, nothing, None, [GIVEN["references"][5], *GIVEN["references"][1:]])
+    assert found.stages["references"] == [0] and [*found.stages] == ["references", "features"]
+    assert "features of 6 (2, 3, 4, ...): statistics of other texts (statistics " in found.sentence
     metric: Any = capeval_core.load("clips", weights="tiny", evidence=True)
     others = [item.unrelated for item in demo_set()]
     images = [str(item.image) for item in demo_set()]
@@ -300,19 +363,40 @@ def test_other_inputs_are_named_where_scores_are_equal() -> None:
     assert one.equal
 
 
+def test_a_bundle_holds_the_options_that_rows_or_scores_depend_on() -> None:
+    """Not those that change nothing; also one that signs itself, as `variant` of CHAIR does."""
+    given: Any = {"captions": ["a dog", "a cat"], "references": [["dog"], ["dog"]]}
+    made = bundle_of(capeval_core.load("chair", synonyms="tiny", evidence=True).score(**given))
+    assert made["options"] == {"variant": "original"}
+    assert replay(made, **given, synonyms="tiny").equal
+    options = bundle("clips", w=1.5, batch_size=3, on_error="nan", prompt="")["options"]
+    assert options == {"weights": "tiny", "dtype": "float32", "w": 1.5, "prompt": ""}
+
+
 def test_other_settings_and_lost_captions_are_named(tmp_path: Path) -> None:
     made, same = bundle("pacs"), [tmp_path / Path(image).name for image in IMAGES]
     for item, file in zip(ITEMS, same, strict=True):  # the same pictures in other files
         Image.open(item.image).save(file, compress_level=0)
     found = replay(made, GIVEN["captions"], same, w=1.0)
     assert list(found.stages) == ["score"] and "w by default there, 1 here" in found.sentence
-    assert list(replay(made, GIVEN["captions"], IMAGES, dtype="bfloat16").stages) == ["features"]
+    assert found.sentence.startswith("8 of 8 scores differ") and "image" not in found.sentence
+    # Other weights are the reason of other features alone, other settings that of any stage.
+    of_others = {**made, "models": {"weights": "of others"}, "versions": {**made["versions"], "torch": "1.0"}}
+    for options, stage, reason in (
+        ({"w": 1.0}, "score", "another formula (torch 1.0 there, "),
+        ({"prompt": ""}, "tokens", "another tokenizer or prompt (torch 1.0 there, "),
+        ({"dtype": "bfloat16"}, "features", "other weights (torch 1.0 there, "),
+    ):
+        found = replay(of_others, GIVEN["captions"], IMAGES, **options)
+        assert list(found.stages) == [stage] and f"{stage} of 8 (0, 1, 2, ...): {reason}" in found.sentence
+        assert f"{next(iter(options))} by default there, " in found.sentence
+    assert replay(of_others, GIVEN["captions"], IMAGES).equal
     found = replay(made, GIVEN["captions"][:7], IMAGES[:7])
     assert not found.equal and not found.stages and "1 captions are in one" in found.sentence
     others = [*map(str, range(6)), "new", "newer"]  # as many as before
     found = replay(made, GIVEN["captions"], IMAGES, ids=others)
     assert not found.equal and not found.equal_scores and "4 captions are in one" in found.sentence
-    with pytest.raises(ValueError, match="evidence=True"):
+    with pytest.raises(ValueError, match=r"load\('rougel', .*evidence=True"):
         bundle_of(capeval_core.load("rougel").score(["a"], references=["a"]))
 
 

@@ -84,6 +84,20 @@ def test_infinities_come_back_as_failed_scores() -> None:
         assert strictly(json_text(again.to_dict())) == saved
 
 
+def test_numbers_of_a_set_have_the_means_of_parts_that_are_numbers() -> None:
+    """Not of texts or lists, also where some captions have a number; failures are left out of each mean."""
+    parts = {
+        "cosine": [0.25, NAN, 0.75],
+        "count": [1, 2, 6],
+        "words": ["a", "b", "c"],
+        "references": [[0.5], [0.5], [0.5]],
+        "best": [0.5, None, 0.5],
+        "mixed": [0.5, [0.5], 0.5],
+    }
+    numbers = result([0.5, NAN, 0.75], parts=parts).corpus
+    assert numbers == {"cosine": 0.5, "count": 3.0, "pac_s": 0.625} and [*numbers][-1] == "pac_s"
+
+
 def test_compares_systems_of_one_signature() -> None:
     first, second = result([0.5, 0.6, 0.8, 0.7, 0.9]), result([0.4, 0.7, 0.5, 0.6, 0.7])
     comparison = first.compare(second)

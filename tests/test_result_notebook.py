@@ -70,6 +70,16 @@ def test_a_notebook_shows_the_number_the_ends_and_what_failed() -> None:
     ]
 
 
+@pytest.mark.parametrize("count", range(1, 9))
+def test_a_notebook_shows_no_caption_at_both_ends_unless_it_is_alone(count: int) -> None:
+    """At most three at either end, and none twice: of an odd number the one in the middle is left out."""
+    shown = result([i / 10 for i in range(count)] + [NAN])._repr_html_()
+    ends = re.findall("<tr><th[^>]*>(worst|best)</th><td>([0-9]+)</td>", shown)
+    length = {1: 1, 2: 1, 3: 1, 4: 2, 5: 2}.get(count, 3)
+    worst = [("worst", f"{i}") for i in range(length)]
+    assert ends == worst + [("best", f"{count - 1 - i}") for i in range(length)]
+
+
 def test_what_a_notebook_shows_is_escaped_and_small() -> None:
     hostile = "<script>alert(1)</script>" * 1000
     own = result(

@@ -66,6 +66,48 @@ def test_regions_and_mistakes_have_their_colours() -> None:
     assert explanation("hices", caption=f"{ITEM.good}, {'blue-' * 12}green").plot(390)  # words of any length
     assert share(right.plot(1280), WRONG) < share(card, WRONG) / 2
     assert found.with_threshold(0.0)["phrases"][0]["mistake"] is False
+    # Another threshold for the drawing alone changes all of it: marks of the caption, phrases, regions.
+    assert found.plot(390, threshold=0.0) == found.with_threshold(0.0).plot(390)
+
+
+def test_what_the_tower_does_not_see_is_dimmed_and_framed(tmp_path: Path) -> None:
+    mask = np.zeros((200, 300), bool)
+    mask[60:140, 110:190] = True
+    paths = [tmp_path / "wide.png", tmp_path / "high.png"]
+    Image.new("RGB", (300, 200), "white").save(paths[0])
+    Image.new("RGB", (200, 300), "white").save(paths[1])
+    squares = [[50, 0, 250, 200], [0, 50, 200, 250]]
+    for path, region, square in zip(paths, (mask, mask.T), squares, strict=True):
+        regions: Any = {path.stem: [region]}
+        metric = capeval_core.load("hices", weights="tiny", evidence=True, regions=regions, device="cpu")
+        found = metric.score(["a dog"], [path]).explain(0)
+        assert found["square"] == square
+        overlay = found.overlay(600)
+        assert overlay.size == ((600, 400) if path.stem == "wide" else (600, 900))
+        pixels = np.asarray(overlay.convert("L"), dtype=int)
+        if path.stem == "high":
+            pixels = pixels.T
+        line = pixels[len(pixels) // 8]  # beside the region: white within the square, greyed outside of it
+        first, last = len(line) // 6, len(line) * 5 // 6
+        outside = np.r_[line[: first - 5], line[last + 5 :]]
+        assert np.abs(outside - (0.3 * 255 + 0.7 * 128)).max() <= 1
+        assert (line[first + 5 : last - 5] == 255).all() and line[[first, last]].min() < 150
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # no idf of one caption, equal captions
+@pytest.mark.parametrize("options", [{}, {"max_frames": 3}, {"max_frames": 99}])
+def test_frames_of_a_video_are_those_that_were_compared(options: dict[str, Any]) -> None:
+    """Read again, also where a short video repeats frames: each alone has its own cosine with the caption."""
+    found = explanation("pacs", "video", **options)
+    cosines = found["frame_cosines"]
+    positions = [*range(0, len(cosines), 2)]
+    images = found.frames(positions, 4000)
+    assert sorted(images) == positions and options.get("max_frames", len(cosines)) == len(cosines)
+    metric = capeval_core.load("pacs", weights="tiny", device="cpu", prompt="")  # as of videos
+    pictures = [images[position] for position in positions]
+    alone = metric.score([found["caption"]] * len(pictures), pictures).parts["cosine"]
+    assert alone == pytest.approx([cosines[position] for position in positions], abs=1e-5)
+    assert max(found.frames([0], 40)[0].size) == 40 and found.frames([], 40) == {}
 
 
 def test_badges_of_many_regions_do_not_cover_each_other(tmp_path: Path) -> None:

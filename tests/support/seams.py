@@ -385,7 +385,10 @@ class _Checked(Visual[Any]):
 def read_video(value: Any, **sampling: Any) -> tuple[dict[int, Any], list[int], str | None]:
     """Images by the number of their frame, the numbers that are used, and why they are not all."""
     reading = visual("video", value, "video").load().read("video", Sampling(**sampling))
-    images = dict(reading)
+    images: dict[int, Any] = {}
+    for number, image in reading:
+        assert number not in images, f"frame {number} is given a second time"
+        images[number] = image
     return images, reading.indices, reading.incomplete
 
 
