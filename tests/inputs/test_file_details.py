@@ -26,7 +26,7 @@ def refusal(folder: Path, content: Any, name: str = "c.json", **options: str) ->
     return str(caught.value)
 
 
-# ---- what is said of how a file was read
+# ---- notes on how a file was read
 
 
 def test_a_note_says_form_and_columns_and_what_was_not_read(tmp_path: Path) -> None:

@@ -116,7 +116,9 @@ def test_windows_keep_their_place() -> None:
 # ---- everything that is wrong, at once
 
 
-def told(captions: Any, images: Any, references: Any = None, **options: Any) -> dict[str, str]:
+def problems_by_argument(
+    captions: Any, images: Any, references: Any = None, **options: Any
+) -> dict[str, str]:
     """What is wrong, with the way out, by its place."""
     with pytest.raises(ProblemsError) as caught:
         check(captions, images, references, **options)
@@ -125,7 +127,7 @@ def told(captions: Any, images: Any, references: Any = None, **options: Any) -> 
 
 def test_each_wrong_text_is_named_by_its_place_and_kind() -> None:
     captions = ["a dog", "", " \n", None, 5, b"a dog", "\ud800 x", ["a"]]
-    messages = told(captions, [GREY] * 8)
+    messages = problems_by_argument(captions, [GREY] * 8)
     assert list(messages) == [f"captions[{i}]" for i in range(1, 8)]
     for place, words in (
         (1, "is empty: write a caption or pass empty='score'"),
@@ -139,7 +141,7 @@ def test_each_wrong_text_is_named_by_its_place_and_kind() -> None:
         assert words in messages[f"captions[{place}]"]
     assert "decode" not in messages["captions[4]"] and "whitespace" not in messages["captions[1]"]
     references = [["a", " "], [], None, 5, [["b"]], "['a', 'b']", ["x", None, "y", ""]]
-    messages = told(["a dog"] * 7, [GREY] * 7, references)
+    messages = problems_by_argument(["a dog"] * 7, [GREY] * 7, references)
     assert list(messages) == [
         "references[0][1]", "references[1]", "references[2]", "references[3]", "references[4][0]",
         "references[5]", "references[6][1]", "references[6][3]",
@@ -149,17 +151,14 @@ def test_each_wrong_text_is_named_by_its_place_and_kind() -> None:
 
 
 def test_lengths_that_differ_are_stated_with_the_way_out() -> None:
-    length = "len(captions)=3 but len(images)=2"
-    assert (
-        length in told(["a"] * 3, [GREY] * 2)[""]
-        and "one image per caption" in told(["a"] * 3, [GREY] * 2)[""]
-    )
-    message = told(["a"] * 3, [GREY] * 3, [["x"] * 3] * 2)[""]
+    message = problems_by_argument(["a"] * 3, [GREY] * 2)[""]
+    assert "len(captions)=3 but len(images)=2" in message and "one image per caption" in message
+    message = problems_by_argument(["a"] * 3, [GREY] * 3, [["x"] * 3] * 2)[""]
     assert "len(captions)=3 but len(references)=2" in message and "list(zip(*references))" in message
-    assert "zip" not in told(["a"] * 3, [GREY] * 3, [["x"] * 3, ["y"] * 2])[""]
-    both = told(["a"] * 3 + [""], [GREY] * 2, [["x"]])
+    assert "zip" not in problems_by_argument(["a"] * 3, [GREY] * 3, [["x"] * 3, ["y"] * 2])[""]
+    both = problems_by_argument(["a"] * 3 + [""], [GREY] * 2, [["x"]])
     assert list(both) == ["captions[3]", ""]
-    assert "captions" in told([], []) and "is empty" in told([], [])["captions"]
+    assert "is empty" in problems_by_argument([], [])["captions"]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +173,7 @@ def test_an_array_is_one_image_or_many_by_its_axes(shape: tuple[int, ...], is_si
     if not is_single:
         assert len(check(["a"] * shape[0], images).images) == shape[0]
         return
-    messages = told(["a"], images)
+    messages = problems_by_argument(["a"], images)
     assert list(messages) == ["images"]
     if shape and shape[0] not in (1, 3):
         assert "is a single image: pass a list, images=[image]" in messages["images"]
@@ -191,7 +190,7 @@ def test_pools_become_rows_that_know_their_image_and_place() -> None:
     assert (part.captions, part.starts) == (list("bcdef"), [0, 2, 4])
     assert samples.select([4, 5, 0]).starts == [0, 1, 2]
     assert samples.select([1, 2]).starts == [0]
-    messages = told([["a", ""], [], "b", None], [GREY] * 4, pools=True)
+    messages = problems_by_argument([["a", ""], [], "b", None], [GREY] * 4, pools=True)
     assert list(messages) == ["captions[0][1]", "captions[1]", "captions[2]", "captions[3]"]
     assert "a single string" in messages["captions[2]"]
 

@@ -1,4 +1,4 @@
-"""How many boxes of an image are used, and what is said of boxes that no network can read."""
+"""How many boxes of an image are used, and the refusal of boxes that no network can read."""
 
 from __future__ import annotations
 

@@ -94,11 +94,11 @@ def test_positives_of_nothing_that_is_trained_on_are_counted(
     lines[0] = json.dumps({**first, "captions": [first["captions"][0], "long " * 99]})
     (tmp_path / "captions.jsonl").write_text("\n".join(lines))
     train(pairs, tmp_path / "run", captions=tmp_path / "captions.jsonl", steps=1, log_every=1)
-    told = capsys.readouterr().err
-    assert "4 positives belong to no image or caption here" in told
+    notes = capsys.readouterr().err
+    assert "4 positives belong to no image or caption here" in notes
     # Of 19 scenes with 37 captions all but one have a generated caption.
     card = (tmp_path / "run" / "weights" / "README.md").read_text()
-    for text in (told.lower(), card.lower()):
+    for text in (notes.lower(), card.lower()):
         assert re.search(r"cut off at \d+ tokens: 1 of 55 captions", text)
     assert "Generated positives: 35 images, 18 captions" in card
 
