@@ -29,6 +29,8 @@ def test_a_long_list_is_cut_and_counted() -> None:
 
 def test_equal_problems_are_one_line_with_a_count() -> None:
     assert str(raised(["", ""])).startswith("captions[0] and captions[1] are empty: ")
+    all_named = "captions[0], captions[1] and captions[2] are empty: "
+    assert str(raised(["", "", ""])).startswith(all_named)
     error = raised([*[""] * 1_000, None])
     first, second = str(error).split("\n  ")[1:]
     assert first.startswith("captions[0], captions[1], captions[2] and 997 more are empty: ")

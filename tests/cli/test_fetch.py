@@ -294,6 +294,25 @@ def test_a_copy_of_what_the_hub_has_is_refused(place: Place, capeval: Capeval, t
         assert ran.status == 2 and f"--from {copy}" in ran.err
 
 
+def test_a_lock_names_the_commit_of_a_file_on_the_hub(
+    place: Place, capeval: Capeval, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also of one in a folder of its repository."""
+    commit = "5" * 40
+    repository = tmp_path / "hub" / "models--org--mirror"
+    file = repository / "snapshots" / commit / "released" / "clip_ViT-B-32.pth"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(checkpoint())
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    address = "https://huggingface.co/org/mirror/resolve/{}/released/clip_ViT-B-32.pth"
+    with small_release(PACS, addresses=(address.format("main"),)):
+        ran = capeval("fetch", "pacs", "--accept")
+    assert ran.status == 0, ran.err
+    assert address.format(commit) in (place.cache / "capeval.lock").read_text()
+
+
 PLAIN = b"text" * 40_000
 """What comes whole and is refused then, at once, as it is no checkpoint."""
 

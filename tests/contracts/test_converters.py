@@ -772,7 +772,12 @@ def test_the_settings_of_12_in_1s_detector(tmp_path: Path) -> None:
     for name in ("rpn.anchor_generator.cell_anchors.2", "backbone.fpn.fpn_layer2.weight"):
         with pytest.raises(ValueError, match=r"cell_anchors|fpn"):
             read(case, tmp_path, {key: tensor for key, tensor in tensors.items() if not key.endswith(name)})
-    for old, new in (("False", "True"), ("(4, 8, 16, 32, 64)", "(16,)"), ("MODEL:", "MODEL: [")):
+    for old, new in (
+        ("False", "True"),
+        ("True", "False"),
+        ("(4, 8, 16, 32, 64)", "(16,)"),
+        ("MODEL:", "MODEL: ["),
+    ):
         (tmp_path / "other.yaml").write_text(SETTINGS.replace(old, new))
         with pytest.raises(ValueError, match=r"other\.yaml"):
             read(case, tmp_path, release_config=tmp_path / "other.yaml")

@@ -127,6 +127,17 @@ def test_coco_references_are_found_by_the_names_of_files(tmp_path: Path) -> None
     assert joined.images == [folder / "street.jpg"]
 
 
+def test_two_files_of_one_id_are_refused_with_both(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "images", "street.jpg", "9.jpg")
+    references = coco(tmp_path, {7: "street.jpg"}, (7,))
+    path = tmp_path / "c.jsonl"
+    path.write_text('{"id": 7, "file_name": "9.jpg", "text": "x"}')
+    with pytest.raises(FileError, match=r"'7' has the image '9\.jpg'.*'street\.jpg' by the references"):
+        read_collection(path, folder, references)
+    path.write_text('{"id": 7, "file_name": "street.jpg", "text": "x"}')
+    assert read_collection(path, folder, references).images == [folder / "street.jpg"]
+
+
 def test_images_of_karpathy_are_found_in_their_folders(tmp_path: Path) -> None:
     name = "COCO_val2014_000000000007.jpg"
     folder = folder_of(tmp_path / "coco", f"val2014/{name}")

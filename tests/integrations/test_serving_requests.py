@@ -217,6 +217,14 @@ def test_an_image_that_is_used_again_stays_longer(monkeypatch: pytest.MonkeyPatc
         assert unknown.json()["unknown"] == [digests[number] for number in gone], (room, use_again)
 
 
+def test_bodies_of_refused_requests_take_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LIMITS, "served_bodies_bytes", 2_000)
+    with TestClient(serving.build(["rougel"]).app) as client:
+        refused = {"captions": ["a" * 1_000], "references": []}
+        assert [status(client, refused) for _ in range(3)] == [422] * 3
+        assert status(client, TEXTS) == 200
+
+
 # ---- batches
 
 

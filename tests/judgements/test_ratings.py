@@ -466,9 +466,10 @@ def test_two_candidates_of_equal_words_both_leave_the_references(judge: Judge, t
 
 
 def test_the_joined_files_of_clipscore_are_the_prepared_set(judge: Judge, tmp_path: Path) -> None:
+    rated = [*RATED, ("b.png", "a.png#0", [2, 1, 1])]  # words that two images share
     entries: dict[str, Any] = {}
     for number, image in enumerate(TOKENS):
-        own = [row for row in RATED if row[0] == image]
+        own = [row for row in rated if row[0] == image]
         entries[str(number)] = {
             "image_path": f"photos/{image}",
             "ground_truth": TOKENS[image][1:],
@@ -481,15 +482,15 @@ def test_the_joined_files_of_clipscore_are_the_prepared_set(judge: Judge, tmp_pa
     text = json.dumps(entries).replace("4.0", "NaN", 1)
     (tmp_path / "released").mkdir()
     (tmp_path / "released" / "flickr8k.json").write_text(text)
-    rows = [{"image": image, "candidate": text_of(key), "ratings": own} for image, key, own in RATED]
+    rows = [{"image": image, "candidate": text_of(key), "ratings": own} for image, key, own in rated]
     rows[0] = {**rows[0], "ratings": [math.nan, 4, 3]}
     prepared = write_expert(tmp_path / "prepared", rows)
     write_json(prepared / "references.json", {image: texts[1:] for image, texts in TOKENS.items()})
     flags = ["--metrics", "rougel,ciderd"]
     found = judge("flickr8k_expert", tmp_path / "released", None, *flags)
-    assert found.left_out == ["1 rating not a number"] and found.rows("ROUGE-L") == [11, 11]
+    assert found.left_out == ["1 rating not a number"] and found.rows("ROUGE-L") == [14, 14]
     assert found.cells == judge("flickr8k_expert", prepared, None, *flags).cells
     (tmp_path / "released" / "crowdflower_flickr8k.json").write_text(json.dumps(entries))
-    assert judge("flickr8k_cf", tmp_path / "released", None, *flags).rows("ROUGE-L") == [12, 12]
+    assert judge("flickr8k_cf", tmp_path / "released", None, *flags).rows("ROUGE-L") == [15, 15]
     (tmp_path / "released" / "flickr8k.json").write_text('{"0": {"image_path": "a.png"}}')
     assert main(["judge", "flickr8k_expert", "--data", str(tmp_path / "released"), *flags]) == 2

@@ -183,12 +183,12 @@ def test_a_region_that_does_not_fit_the_image_is_named_with_both_sizes() -> None
 
 def test_an_annotation_brings_its_own_box_and_the_predicted_quality() -> None:
     annotation = {"segmentation": RUNS, "bbox": [1, 0.5, 6, 4], "predicted_iou": 0.25, "score": 0.75}
-    regions = regions_of(
-        annotation, {**annotation, "predicted_iou": None}, {"bbox": [1, 2, 3, 4]}, size=(6, 8)
-    )
-    assert regions.quality.tolist() == [0.25, 0.75, 1]
-    assert regions.boxes.tolist() == [[1, 0.5, 7, 4.5], [1, 0.5, 7, 4.5], [1, 2, 4, 6]]
-    assert regions.areas.tolist() == [15, 15, 12]
+    without = {**annotation, "predicted_iou": None}
+    worst = {**annotation, "predicted_iou": 0}
+    regions = regions_of(annotation, without, worst, {"bbox": [1, 2, 3, 4]}, size=(6, 8))
+    assert regions.quality.tolist() == [0.25, 0.75, 0, 1]
+    assert regions.boxes.tolist() == [[1, 0.5, 7, 4.5]] * 3 + [[1, 2, 4, 6]]
+    assert regions.areas.tolist() == [15, 15, 15, 12]
     flat = regions_of({"bbox": [1, 2, 3, 0]}, {"bbox": [1, 2, 0, 3]}, MASK, size=(6, 8))
     assert (len(flat), flat.dropped) == (1, 2)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,3 +56,12 @@ def test_the_released_script_needs_a_task_token(without_task: str) -> None:
         opened(without_task, compat="released")
     found = opened(without_task).score(["a dog"], boxes(0), [["a dog", "mat"]])
     assert found.parts["reference_f"][0][0] == pytest.approx(1, abs=1e-6)
+
+
+def test_captions_of_one_broken_file_of_boxes_are_each_named(weights: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.npz"
+    np.savez(file, **made_up_boxes(7))
+    file.write_bytes(file.read_bytes()[:-30])
+    found = opened(weights, on_error="nan").score(["a dog", "a cat"], [str(file)] * 2, [["dog"], ["cat"]])
+    assert [*found.errors] == [0, 1]
+    assert all(f"[{row}]" in error for row, error in found.errors.items()), found.errors
